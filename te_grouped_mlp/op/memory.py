@@ -1,0 +1,48 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Fresh buffers, and a way for tests to make them hostile."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import torch
+
+_fill_byte: int | None = None
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+    """Return an uninitialised contiguous tensor.
+
+    Args:
+        shape: Sizes, all >= 0.
+        dtype: Any dtype with a byte view.
+        device: Where the memory lies.
+
+    Returns:
+        A tensor the caller owns. Its content is whatever the allocator had, or the byte of the
+        innermost `hostile` block in every position. Never synchronises.
+    """
+    out = torch.empty(tuple(shape), dtype=dtype, device=device)
+    if _fill_byte is not None and out.numel():
+        out.view(-1).view(torch.uint8).fill_(_fill_byte)
+    return out
+
+
+@contextlib.contextmanager
+def hostile(byte: int | None) -> Iterator[None]:
+    """Fill every buffer of `empty` with one byte while the block runs.
+
+    Args:
+        byte: 0 to 255, or None for the allocator's own content. 0xFF is NaN in E8M0, E4M3, bf16
+            and fp32, so a value that no kernel wrote shows at once.
+    """
+    global _fill_byte
+    if byte is not None and not 0 <= byte <= 0xFF:
+        raise ValueError(f"byte is {byte}; allowed: None or 0 to 255")
+    previous, _fill_byte = _fill_byte, byte
+    try:
+        yield
+    finally:
+        _fill_byte = previous
