@@ -1,0 +1,34 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A drop-in for Transformer Engine's fused grouped MLP, and the tools around it.
+
+This file runs at the start of every interpreter of an environment that has the package, so it
+imports nothing: the public names are looked up when they are asked for.
+"""
+
+__version__ = "0.1.0"
+
+# Public name -> the module that holds it.
+_PUBLIC = {
+    "activate": "te_grouped_mlp.overlay",
+    "assert_active": "te_grouped_mlp.overlay",
+    "explain": "te_grouped_mlp.op.fusion",
+}
+_SUBMODULES = ("op", "overlay", "patches", "standalone")
+
+__all__ = ["__version__", "activate", "assert_active", "explain"]
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name or a subpackage at its first use (PEP 562)."""
+    import importlib
+
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    if name in _SUBMODULES:
+        return importlib.import_module(f"te_grouped_mlp.{name}")
+    raise AttributeError(f"module 'te_grouped_mlp' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_SUBMODULES])
