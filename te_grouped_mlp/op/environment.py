@@ -1,0 +1,218 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The facts of the machine and of the process, as one frozen record.
+
+Nothing is read at import. `current()` probes packages and the GPU once per process and the switches
+at every call; `override()` replaces fields for tests. An absence is a value that keeps its cause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import importlib.metadata
+import inspect
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+FUSED_SWITCH = "NVTE_CUTEDSL_FUSED_GROUPED_MLP"
+BACKEND_SWITCH = "NVTE_GROUPED_MLP_BACKEND"
+FULL_ROWS_SWITCH = "NVTE_GROUPED_MLP_FULL_ROWS"
+CHECK_SWITCH = "NVTE_GROUPED_MLP_CHECK"
+DETERMINISM_SWITCH = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
+FORK_SWITCH = "NVTE_GROUPED_MLP_FORK"
+STANDALONE_SWITCH = "NVTE_GROUPED_MLP_STANDALONE"
+
+WRAPPERS = {
+    "glu": "grouped_gemm_glu_wrapper_sm100",
+    "dglu": "grouped_gemm_dglu_wrapper_sm100",
+    "srelu": "grouped_gemm_srelu_wrapper_sm100",
+    "dsrelu": "grouped_gemm_dsrelu_wrapper_sm100",
+    "quant": "grouped_gemm_quant_wrapper_sm100",
+    "wgrad": "grouped_gemm_wgrad_wrapper_sm100",
+}
+"""Short names of the cuDNN frontend's grouped-GEMM wrappers."""
+
+RUNTIME_OFFSETS = "use_single_group_runtime_offsets"
+"""The wrapper argument by which a kernel computes every row of the buffer."""
+
+_PACKAGES = {
+    "torch": "torch",
+    "transformer_engine": "transformer-engine",
+    "cudnn_frontend": "nvidia-cudnn-frontend",
+    "cutlass_dsl": "nvidia-cutlass-dsl",
+    "quack": "quack-kernels",
+    "triton": "triton",
+}
+
+
+@dataclass(frozen=True)
+class Absent:
+    """Something that is not there, with the cause."""
+
+    cause: str
+
+    def __bool__(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class Switches:
+    """The environment variables that govern the op; see `Environment` for where they act.
+
+    Attributes:
+        fused: Fuse at all.
+        backend: A backend by name, or "auto".
+        full_rows: The promise that a routed single group fills its buffer.
+        check: Read values on the device to check them; this synchronises.
+        allow_nondeterministic: Results may differ from run to run.
+    """
+
+    fused: bool = False
+    backend: str = "auto"
+    full_rows: bool = False
+    check: bool = False
+    allow_nondeterministic: bool = True
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the machine and the process offer.
+
+    Attributes:
+        sm: Compute capability of the current GPU by the real torch, or Absent.
+        versions: Package name to version or Absent.
+        wrappers: Short name of a frontend wrapper to its argument names, or Absent as a whole when
+            no frontend can be used.
+        switches: The environment variables.
+        standalone: Whether our replacement for Transformer Engine's extension is in use.
+        single_group_is_always_dense: Reproduce the faulty layout decision. Honoured by the
+            reference backend alone, and only `override` can set it.
+    """
+
+    sm: tuple[int, int] | Absent
+    versions: Mapping[str, str | Absent]
+    wrappers: Mapping[str, frozenset[str]] | Absent
+    switches: Switches
+    standalone: bool
+    single_group_is_always_dense: bool = False
+
+    def wrapper_takes(self, wrapper: str, argument: str) -> bool:
+        """Whether the installed frontend's `wrapper` (a short name) has `argument`."""
+        return bool(self.wrappers) and argument in self.wrappers.get(wrapper, ())  # type: ignore[union-attr]
+
+
+_overrides: list[dict[str, Any]] = []
+
+
+def current() -> Environment:
+    """Return the record for this moment. Never synchronises with a GPU."""
+    env = Environment(
+        sm=_probe_sm(),
+        versions=_probe_versions(),
+        wrappers=_probe_wrappers(),
+        switches=read_switches(),
+        standalone=_standalone_active(),
+    )
+    for changes in _overrides:
+        env = dataclasses.replace(env, **changes)
+    return env
+
+
+@contextlib.contextmanager
+def override(**changes: Any) -> Iterator[None]:
+    """Replace fields of the record while the block runs; for tests and demonstrations.
+
+    Args:
+        **changes: Field names of `Environment` and their values.
+
+    Raises:
+        TypeError: A name is not a field.
+    """
+    fields = {field.name for field in dataclasses.fields(Environment)}
+    if unknown := sorted(changes.keys() - fields):
+        raise TypeError(f"override got {unknown}; allowed: {sorted(fields)}")
+    _overrides.append(changes)
+    try:
+        yield
+    finally:
+        _overrides.remove(changes)
+
+
+def read_switches() -> Switches:
+    """Read the environment variables.
+
+    Raises:
+        ValueError: A variable has a value that is not allowed; the message names both.
+    """
+    return Switches(
+        fused=_integer(FUSED_SWITCH, 0) > 0,
+        backend=os.environ.get(BACKEND_SWITCH, "auto") or "auto",
+        full_rows=_integer(FULL_ROWS_SWITCH, 0) > 0,
+        check=_integer(CHECK_SWITCH, 0) > 0,
+        allow_nondeterministic=_integer(DETERMINISM_SWITCH, 1) != 0,
+    )
+
+
+def _integer(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    if not text:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{name} is {text!r}; allowed: an integer, 0 or 1") from None
+
+
+@functools.cache
+def _probe_versions() -> Mapping[str, str | Absent]:
+    versions: dict[str, str | Absent] = {}
+    for name, distribution in _PACKAGES.items():
+        try:
+            versions[name] = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = Absent(f"{distribution} is not installed")
+    return versions
+
+
+@functools.cache
+def _probe_sm() -> tuple[int, int] | Absent:
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError as error:
+        return Absent(f"torch cannot be imported: {error}")
+    if not torch.cuda.is_available():
+        return Absent("torch sees no CUDA device")
+    major, minor = torch.cuda.get_device_capability()
+    return int(major), int(minor)
+
+
+@functools.cache
+def _probe_wrappers() -> Mapping[str, frozenset[str]] | Absent:
+    version = _probe_versions()["cudnn_frontend"]
+    if isinstance(version, Absent):
+        return version
+    try:
+        cudnn = importlib.import_module("cudnn")
+    except Exception as error:  # a broken package may raise anything; the cause is kept
+        return Absent(f"nvidia-cudnn-frontend {version} cannot be imported: {error}")
+    found: dict[str, frozenset[str]] = {}
+    for short, name in WRAPPERS.items():
+        try:
+            found[short] = frozenset(inspect.signature(getattr(cudnn, name)).parameters)
+        except Exception as error:
+            # The attribute itself imports CuTe DSL; without it the whole frontend is of no use.
+            if isinstance(error, ImportError):
+                return Absent(f"nvidia-cudnn-frontend {version} lacks a dependency: {error}")
+    return found
+
+
+def _standalone_active() -> bool:
+    import sys
+
+    tex = sys.modules.get("transformer_engine_torch")
+    return bool(getattr(tex, "__te_grouped_mlp_standalone__", False))

@@ -1,0 +1,90 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The outcome of planning: a Plan, or a Reject with a cause from a closed list. Types only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from te_grouped_mlp.op.layout import GroupLayout, Kernel, Launch, Output
+from te_grouped_mlp.op.problem import Call, Problem
+
+
+class Reason(Enum):
+    """Why a step of the fallback order was not taken. The value is the sentence for people."""
+
+    SWITCH_OFF = "NVTE_CUTEDSL_FUSED_GROUPED_MLP is not 1"
+    FORK_OFF = "NVTE_GROUPED_MLP_FORK is 0"
+    HOST_VERSION = "this Transformer Engine version is not supported"
+    PATTERN = "the ops are not GroupedLinear, scaled activation, GroupedLinear"
+    GROUPS = "FC1 and FC2 have different numbers of groups"
+    FEATURES = "the features do not fit the kernels"
+    INTERLEAVE = "the gate and linear features are not interleaved by 32"
+    RECIPE = "the recipe is not one that the kernels compute"
+    GRADIENT_FORMAT = "the recipe quantizes gradients to another format than E4M3"
+    DTYPE = "the dtype is not one that the kernels compute"
+    DEVICE = "the tensors are on a device that the backend does not run on"
+    ARCHITECTURE = "the GPU's compute capability is not one that the backend runs on"
+    PACKAGE = "a package that the backend needs is absent, broken or too old"
+    WRAPPER = "the installed kernel wrapper lacks an argument that the call needs"
+    NOT_NAMED = "the backend runs only when it is named"
+    NOT_DETERMINISTIC = "a deterministic result is asked for and one launch cannot give it"
+    INPUT_KIND = "the token tensor arrives in a form that cannot be read"
+    ALIGNMENT = "the row counts do not fit the kernels"
+    OPTION = "an option of the ops is not one that the backend computes"
+    PATCHED = "upstream's file is patched to use this package, so it is no fallback"
+
+
+@dataclass(frozen=True)
+class Reject:
+    """A refusal.
+
+    Attributes:
+        reason: The cause.
+        detail: The offending value and what is allowed.
+    """
+
+    reason: Reason
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.reason.value}: {self.detail}" if self.detail else self.reason.value
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one call will run. Saved by the forward and read by the backward.
+
+    Attributes:
+        backend: Name of the backend.
+        problem, call: What the plan was made for.
+        layout: The row layout of every token buffer.
+        launches: Every launch, forward and backward, in order.
+    """
+
+    backend: str
+    problem: Problem
+    call: Call
+    layout: GroupLayout
+    launches: tuple[Launch, ...]
+
+    def launch(self, kernel: Kernel) -> Launch:
+        """Return the launch of `kernel`.
+
+        Raises:
+            KeyError: The plan has no such launch.
+        """
+        for launch in self.launches:
+            if launch.kernel is kernel:
+                return launch
+        raise KeyError(f"the plan has no launch {kernel.value}")
+
+    def not_deterministic(self) -> dict[Output, Launch]:
+        """Return the wanted outputs that are not bit-identical from run to run, with the launch."""
+        return {
+            output: launch
+            for launch in self.launches
+            for output in launch.outputs - launch.deterministic
+            if output in self.call.wanted
+        }

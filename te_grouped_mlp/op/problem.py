@@ -1,0 +1,171 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of a grouped MLP when it is fused (Problem) and when it is called (Call)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from te_grouped_mlp.op.formats import DType, Format
+from te_grouped_mlp.op.layout import Output
+
+
+class Activation(Enum):
+    """The scaled activations; the value is the name of Transformer Engine's op class."""
+
+    SWIGLU = "ScaledSwiGLU"
+    CLAMPED_QGEGLU = "ScaledClampedQGeGLU"
+    SITU_GLU = "ScaledSiTUGLU"
+    SRELU = "ScaledSReLU"
+    TANH_SRELU = "ScaledTanhSReLU"
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether FC1 makes two values (gate, linear) for each activated one."""
+        return self not in (Activation.SRELU, Activation.TANH_SRELU)
+
+
+@dataclass(frozen=True)
+class ActivationSpec:
+    """An activation with its parameters.
+
+    Attributes:
+        kind: Which one.
+        interleave: Width of the alternating gate and linear blocks in FC1's output; None for two
+            halves. Unary activations have None.
+        limit, alpha, linear_offset: Of CLAMPED_QGEGLU.
+        beta1, beta2: Of SITU_GLU.
+        clamp_scale: Of TANH_SRELU.
+        recompute: Whether the user asked not to keep FC2's input.
+    """
+
+    kind: Activation
+    interleave: int | None = None
+    limit: float = 7.0
+    alpha: float = 1.702
+    linear_offset: float = 1.0
+    beta1: float = 4.0
+    beta2: float = 25.0
+    clamp_scale: float = 1.0
+    recompute: bool = False
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether FC1 makes two values for each activated one."""
+        return self.kind.is_gated
+
+    @property
+    def expansion(self) -> int:
+        """FC1 output features for each FC2 input feature."""
+        return 2 if self.is_gated else 1
+
+
+@dataclass(frozen=True)
+class LinearSpec:
+    """The facts of one GroupedLinear.
+
+    Attributes:
+        in_features, out_features: Of every expert.
+        has_bias: Whether there is a bias.
+        scale_bias: Whether the bias is multiplied by a per-row scale.
+        single_grouped_weight, single_grouped_bias: One parameter for all experts.
+        quantized_weight: The parameter itself is stored quantized.
+        main_grad: Weight gradients go to ``weight.main_grad``.
+        delay_wgrad: Weight gradients wait for ``backward_dw()``.
+        distributed: The weight is sharded and materialised by its owner.
+    """
+
+    in_features: int
+    out_features: int
+    has_bias: bool = False
+    scale_bias: bool = False
+    single_grouped_weight: bool = False
+    single_grouped_bias: bool = False
+    quantized_weight: bool = False
+    main_grad: bool = False
+    delay_wgrad: bool = False
+    distributed: bool = False
+
+
+class RecipeKind(Enum):
+    """The precision recipe in force."""
+
+    NONE = "none"
+    MXFP8 = "mxfp8"
+    NVFP4 = "nvfp4"
+    OTHER = "other"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Facts that hold for every call of a fused op; fusion is decided on these alone.
+
+    Attributes:
+        num_groups: Number of experts.
+        fc1, fc2: The two linears.
+        activation: The op between them.
+        recipe: Kind of the recipe.
+        recipe_detail: The content of the recipe that fusion depends on, for messages ("hybrid",
+            "rht disabled"), empty when there is nothing to say.
+        device: "cpu" or "cuda".
+        dtype: Of the parameters.
+    """
+
+    num_groups: int
+    fc1: LinearSpec
+    fc2: LinearSpec
+    activation: ActivationSpec
+    recipe: RecipeKind
+    recipe_detail: str
+    device: str
+    dtype: DType
+
+
+class TensorKind(Enum):
+    """How a token tensor arrives."""
+
+    PLAIN = "plain"
+    PREQUANTIZED = "prequantized"
+    """A GroupedTensor that holds quantized data."""
+    CARRIER = "carrier"
+    """A tensor typed bf16 whose storage holds quantized data and scales."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """Facts of one forward call and of the backward that belongs to it.
+
+    Attributes:
+        rows: ``shape[0]`` of the token buffer.
+        dtype: Compute dtype (autocast's, or the parameters').
+        prob_dtype: Of the probabilities.
+        rows_are_full: ``sum(split_sizes) == rows`` is known on the host, or promised.
+        wanted: Which outputs are asked for; Y always, none of the others without gradients.
+        input_kind, grad_kind: How the token tensors arrive.
+        unit_scale: The activation scale is one and its tensor is not used.
+        deterministic: Bit-identical results are demanded.
+        format: Of the operands of the matrix products.
+        grad_element: Element type of the quantized output gradient.
+    """
+
+    rows: int
+    dtype: DType
+    prob_dtype: DType
+    rows_are_full: bool
+    wanted: frozenset[Output]
+    input_kind: TensorKind
+    grad_kind: TensorKind
+    unit_scale: bool
+    deterministic: bool
+    format: Format
+    grad_element: DType = DType.E4M3
+
+    def wants(self, *outputs: Output) -> bool:
+        """Whether any of `outputs` is asked for."""
+        return not self.wanted.isdisjoint(outputs)
+
+    @property
+    def needs_backward(self) -> bool:
+        """Whether a backward may follow."""
+        return self.wanted != frozenset({Output.Y})
