@@ -15,6 +15,7 @@ import importlib
 import importlib.metadata
 import inspect
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -212,7 +213,5 @@ def _probe_wrappers() -> Mapping[str, frozenset[str]] | Absent:
 
 
 def _standalone_active() -> bool:
-    import sys
-
     tex = sys.modules.get("transformer_engine_torch")
     return bool(getattr(tex, "__te_grouped_mlp_standalone__", False))

@@ -159,5 +159,10 @@ class GroupLayout:
             raise LayoutMismatchError(f"{name} was made for {other}, but the plan has {self}")
 
 
+def is_single_group(num_groups: int) -> bool:
+    """Whether there is one group; for facts other than row extents (a unit activation scale)."""
+    return num_groups == 1
+
+
 def _all_can_use(extent: RowExtent, launches: Iterable[Launch]) -> bool:
     return all(extent in launch.extents for launch in launches)

@@ -85,26 +85,41 @@ class GroupedOperand:
 class WeightOperand:
     """The weights of all experts of one linear, for one pass.
 
+    The members lie in parallel tuples, because a step handles hundreds of them on the host.
+
     Attributes:
         format: Of the values.
         shape: (out features, in features) of one expert.
         axis: ROW for the forward product (contracted over in features), COLUMN for the backward.
-        copies: One per expert; for UNQUANTIZED `plain` is used instead.
-        plain: One (out, in) tensor per expert.
-        stacked: The (G, out, in) tensor behind the members when they lie in one buffer, else None.
+        data: One (out, in) tensor per expert: element bytes, or the values for UNQUANTIZED.
+        scale: One tensor of block scales per expert; empty for UNQUANTIZED.
+        swizzled: Whether the scales are in the tile order of `scale_layout`.
     """
 
     format: Format
     shape: tuple[int, int]
     axis: Axis
-    copies: tuple[QuantizedCopy, ...] = ()
-    plain: tuple[torch.Tensor, ...] = ()
-    stacked: torch.Tensor | None = None
+    data: tuple[torch.Tensor, ...]
+    scale: tuple[torch.Tensor, ...] = ()
+    swizzled: bool = False
 
     @property
     def num_groups(self) -> int:
         """Number of experts."""
-        return len(self.copies) or len(self.plain)
+        return len(self.data)
+
+    @property
+    def copies(self) -> tuple[QuantizedCopy, ...]:
+        """The members of a block-scaled operand, one object each."""
+        return tuple(
+            QuantizedCopy(data, scale, self.axis, self.swizzled)
+            for data, scale in zip(self.data, self.scale, strict=True)
+        )
+
+    @property
+    def plain(self) -> tuple[torch.Tensor, ...]:
+        """The members of an UNQUANTIZED operand."""
+        return () if self.format.is_block_scaled else self.data
 
 
 def torch_dtype(dtype: object) -> torch.dtype:
