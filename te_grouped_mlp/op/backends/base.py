@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from te_grouped_mlp.op.environment import Environment
+from te_grouped_mlp.op.gradients import WgradTarget
 from te_grouped_mlp.op.layout import Kernel
 from te_grouped_mlp.op.operands import GroupedOperand, WeightOperand
 from te_grouped_mlp.op.plan import Plan, Reject
@@ -88,8 +89,8 @@ class DactResult:
 
     Attributes:
         grad: Gradient of the pre-activation, (rows, N1), FC1's output order.
-        dprob: (rows,) in the dtype of `prob`, accumulated in fp32, zero past the live rows; or None.
-        bias_grad: (G, N1) in the compute dtype, summed in fp32 in a fixed order; or None.
+        dprob: fp32 (rows,), zero past the live rows; or None.
+        bias_grad: fp32 (G, N1), summed in a fixed order; or None.
         activated: FC2's input, column copy only; or None.
     """
 
@@ -99,27 +100,13 @@ class DactResult:
     activated: GroupedOperand | None
 
 
-@dataclass(frozen=True)
-class WgradTarget:
-    """Where a weight gradient goes.
-
-    Attributes:
-        out: (G, N, K) tensor, or G tensors (N, K); written in place, owned by the caller.
-        accumulate: Add to the content instead of replacing it.
-    """
-
-    out: torch.Tensor | tuple[torch.Tensor, ...]
-    accumulate: bool
-
-    def members(self) -> tuple[torch.Tensor, ...]:
-        """Return one (N, K) tensor per expert."""
-        return tuple(self.out.unbind(0)) if isinstance(self.out, torch.Tensor) else self.out
-
-
 class Backend(Protocol):
     """Plans calls and runs them. Objects hold no state of a call."""
 
     name: str
+
+    def refusal(self, problem: Problem, env: Environment) -> Reject | None:
+        """Say why no call of `problem` could run here; None when some can. Pure."""
 
     def plan(self, problem: Problem, call: Call, env: Environment) -> Plan | Reject:
         """Say what would run, or why nothing can. Pure: the same arguments, the same answer."""

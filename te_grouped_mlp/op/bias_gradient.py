@@ -1,0 +1,58 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of FC2's bias, and of the scale of that bias, by sums of a fixed order."""
+
+from __future__ import annotations
+
+import torch
+
+from te_grouped_mlp import _C
+from te_grouped_mlp.op import memory
+from te_grouped_mlp.op.operands import Splits
+
+_SOURCE_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+
+
+def column_sums(dy: torch.Tensor, scale: torch.Tensor | None, splits: Splits) -> torch.Tensor:
+    """Return ``sum over the rows of a group of dy[i] (* scale[i])``.
+
+    Args:
+        dy: (rows, N) bf16, fp16 or fp32, row-major.
+        scale: (rows,) or None for one.
+        splits: Division of the rows.
+
+    Returns:
+        fp32 (G, N), new. Every 128-row tile of a group is summed from its first row on, then the
+        tiles in order, so the result does not depend on threads. CPU tensors only; never
+        synchronises.
+    """
+    groups = splits.sizes.numel()
+    out = memory.empty((groups, dy.shape[1]), torch.float32, dy.device)
+    head = (dy.data_ptr(), _SOURCE_DTYPES[dy.dtype], *dy.shape, dy.stride(0))
+    tail = (splits.sizes.data_ptr(), groups, out.data_ptr(), torch.get_num_threads())
+    if scale is None:
+        _C.column_sums(*head, *tail)
+    else:
+        weights = scale.float()
+        _C.weighted_column_sums(*head, weights.data_ptr(), *tail)
+    return out
+
+
+def row_dots(dy: torch.Tensor, bias: torch.Tensor, splits: Splits) -> torch.Tensor:
+    """Return ``sum_j dy[i, j] * bias[group of i, j]``, the gradient of the bias scale.
+
+    Args:
+        dy: (rows, N) bf16, fp16 or fp32, row-major.
+        bias: (G, N).
+        splits: Division of the rows.
+
+    Returns:
+        fp32 (rows,), new; zero past the live rows. CPU tensors only; never synchronises.
+    """
+    out = torch.zeros(dy.shape[0], dtype=torch.float32, device=dy.device)
+    table = bias.float().contiguous()
+    _C.row_dots(
+        dy.data_ptr(), _SOURCE_DTYPES[dy.dtype], *dy.shape, dy.stride(0), table.data_ptr(),
+        splits.sizes.data_ptr(), splits.sizes.numel(), out.data_ptr(), torch.get_num_threads(),
+    )  # fmt: skip
+    return out
