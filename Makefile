@@ -1,0 +1,81 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# Every command works in a fresh clone: the environment is made by the first one that needs it.
+#
+#   make repro                        the padded single-group case, as a table
+#   make test PYTEST_ARGS="-k layout" the tests
+#   make TORCH=torch==2.13.0 test     the same with a chosen torch
+#   make PIP_ARGS="--pre" test        arguments for every pip call
+
+PYTHON ?= python3
+TORCH ?= torch
+TE ?= transformer-engine==2.20.2
+EXTRAS ?= standalone,dev
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+STAMP := $(VENV)/.installed
+SETTINGS := $(VENV)/.settings
+BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt te_grouped_mlp.pth $(shell find csrc -type f)
+
+.PHONY: help venv repro test test-slow test-gpu lint bench wheel aarch64 clean FORCE
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
+
+venv: $(STAMP)
+
+# Rewritten only when a setting differs from that of the last call, so that it triggers then only.
+$(SETTINGS): FORCE
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@echo '$(TORCH) $(TE) $(EXTRAS) $(PIP_ARGS)' | cmp -s - $@ || \
+	    echo '$(TORCH) $(TE) $(EXTRAS) $(PIP_ARGS)' > $@
+
+# TE without its dependencies: its pure-Python wheel is what the tests run on, and the extra
+# `standalone` names what that wheel imports.
+$(STAMP): $(SETTINGS) $(BUILD_INPUTS)
+	$(PIP) install --quiet $(PIP_ARGS) '$(TORCH)'
+	$(PIP) install --quiet $(PIP_ARGS) --no-deps '$(TE)'
+	$(PIP) install --quiet $(PIP_ARGS) --editable '.[$(EXTRAS)]'
+	@touch $@
+
+repro: venv
+	$(VENV)/bin/te-grouped-mlp repro
+
+test: venv
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+test-slow: venv
+	$(PY) -m pytest -m "slow or not slow" $(PYTEST_ARGS)
+
+test-gpu: venv
+	$(PY) -m pytest -m "gpu or sm90 or sm100" $(PYTEST_ARGS)
+
+lint: venv
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+# Each program prints its own table; one that fails its correctness gate ends the run.
+bench: venv
+	@set -e; for file in benchmarks/bench_*.py; do echo "== $$file"; $(PY) $$file; done
+
+wheel: venv
+	$(PY) -m build
+
+# The kernels without the Python binding, whose headers belong to the target machine.
+aarch64: venv
+	@mkdir -p build/aarch64
+	@set -e; for file in $$(find csrc -name '*.cpp' ! -name bindings.cpp | sort); do \
+	    echo "aarch64 $$file"; \
+	    $(PY) -m ziglang c++ -target aarch64-linux-gnu -std=c++17 -O2 -fPIC -Wall -Wextra -Werror \
+	        -Icsrc -c $$file -o build/aarch64/$$(basename $$file .cpp).o; \
+	done
+
+clean:
+	rm -rf $(VENV) build dist te_grouped_mlp.egg-info te_grouped_mlp/_C*.so
