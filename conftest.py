@@ -38,4 +38,6 @@ _prefer_checkout()
 # Only now, because the import must find the checkout.
 import te_grouped_mlp  # noqa: E402
 
-te_grouped_mlp.activate()  # type: ignore[operator]
+# An installation maps the folder into the package; without one, this does.
+te_grouped_mlp.__path__.append(str(ROOT))
+te_grouped_mlp.activate()
