@@ -1,0 +1,156 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The reference backend: exact arithmetic on the quantized operands, in the kernels' layouts.
+
+Products and functions are evaluated in float64 and rounded where the GPU kernels round, so results
+do not depend on thread counts, on the buffer length or on other groups. Writers with packed extent
+leave the rest of a buffer unwritten, readers of one dense group read all of it: a disagreement
+about the rows shows here as it does on a GPU. CUDA tensors are copied to the host and back, which
+synchronises; planning refuses them unless the backend is named.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from te_grouped_mlp.op.backends.base import (
+    DactEpilogue,
+    DactResult,
+    Fc1Epilogue,
+    Fc1Result,
+    GemmEpilogue,
+)
+from te_grouped_mlp.op.backends.reference import capability
+from te_grouped_mlp.op.backends.reference.arguments import moved
+from te_grouped_mlp.op.backends.reference.kernels.dact_dgrad import dact_dgrad
+from te_grouped_mlp.op.backends.reference.kernels.fc1_act import fc1_act
+from te_grouped_mlp.op.backends.reference.kernels.gemm import gemm
+from te_grouped_mlp.op.backends.reference.kernels.wgrad import wgrad
+from te_grouped_mlp.op.environment import Environment
+from te_grouped_mlp.op.gradients import WgradTarget
+from te_grouped_mlp.op.layout import GroupLayout, Kernel
+from te_grouped_mlp.op.operands import GroupedOperand, WeightOperand
+from te_grouped_mlp.op.plan import Plan, Reject
+from te_grouped_mlp.op.problem import Call, Problem
+
+_HOST = torch.device("cpu")
+
+
+class ReferenceBackend:
+    """See `backends.base.Backend` for the contract of every method."""
+
+    name = capability.NAME
+
+    def refusal(self, problem: Problem, env: Environment) -> Reject | None:
+        """Say why no call of `problem` could run here; None when some can."""
+        return capability.refusal(problem, env)
+
+    def plan(self, problem: Problem, call: Call, env: Environment) -> Plan | Reject:
+        """Plan the call; alone among the backends it honours the forced faulty layout."""
+        launches = capability.plan_launches(problem, call, env)
+        if isinstance(launches, Reject):
+            return launches
+        layout = GroupLayout.decide(
+            num_groups=problem.num_groups,
+            buffer_rows=call.rows,
+            rows_are_full=call.rows_are_full,
+            launches=launches,
+            single_group_is_always_dense=env.single_group_is_always_dense,
+        )
+        return Plan(self.name, problem, call, layout, launches)
+
+    def fc1_act(
+        self, plan: Plan, x: GroupedOperand, w: WeightOperand, epilogue: Fc1Epilogue
+    ) -> Fc1Result:
+        """Compute ``act(x W1^T + b1) * prob``."""
+        device = _device(x)
+        _require_shape("x", x.shape, (plan.layout.buffer_rows, w.shape[1]))
+        _require_groups("w", w, plan)
+        if device == _HOST:
+            return fc1_act(plan, x, w, epilogue)
+        result = fc1_act(plan, moved(x, _HOST), moved(w, _HOST), moved(epilogue, _HOST))
+        return moved(result, device)
+
+    def gemm(
+        self,
+        plan: Plan,
+        kernel: Kernel,
+        a: GroupedOperand,
+        w: WeightOperand,
+        out: torch.Tensor,
+        epilogue: GemmEpilogue,
+    ) -> None:
+        """Write ``a W^T`` (FC2_FORWARD) or ``a W`` (FC1_DGRAD) into `out`."""
+        if kernel not in (Kernel.FC2_FORWARD, Kernel.FC1_DGRAD):
+            raise ValueError(f"kernel is {kernel.value}; allowed: fc2_forward, fc1_dgrad")
+        inner, outer = (1, 0) if kernel is Kernel.FC2_FORWARD else (0, 1)
+        rows = plan.layout.buffer_rows
+        _require_shape("a", a.shape, (rows, w.shape[inner]))
+        _require_shape("out", tuple(out.shape), (rows, w.shape[outer]))
+        _require_groups("w", w, plan)
+        if _device(a) == _HOST:
+            gemm(plan, kernel, a, w, out, epilogue)
+            return
+        host = moved(out, _HOST)
+        gemm(plan, kernel, moved(a, _HOST), moved(w, _HOST), host, moved(epilogue, _HOST))
+        out.copy_(host)
+
+    def dact_dgrad(
+        self,
+        plan: Plan,
+        dy: GroupedOperand,
+        w: WeightOperand,
+        pre_activation: torch.Tensor,
+        epilogue: DactEpilogue,
+    ) -> DactResult:
+        """Compute the gradient of FC1's output from ``dy W2`` and the pre-activation."""
+        rows, features = plan.layout.buffer_rows, w.shape[1]
+        wide = features * plan.problem.activation.expansion
+        _require_shape("dy", dy.shape, (rows, w.shape[0]))
+        _require_shape("pre_activation", tuple(pre_activation.shape), (rows, wide))
+        _require_groups("w", w, plan)
+        device = _device(dy)
+        if device == _HOST:
+            return dact_dgrad(plan, dy, w, pre_activation, epilogue)
+        arguments = (moved(each, _HOST) for each in (dy, w, pre_activation, epilogue))
+        return moved(dact_dgrad(plan, *arguments), device)
+
+    def wgrad(
+        self, plan: Plan, kernel: Kernel, x: GroupedOperand, dy: GroupedOperand, target: WgradTarget
+    ) -> None:
+        """Write or add ``dy_g^T x_g`` for every group."""
+        if kernel not in (Kernel.FC1_WGRAD, Kernel.FC2_WGRAD):
+            raise ValueError(f"kernel is {kernel.value}; allowed: fc1_wgrad, fc2_wgrad")
+        members = target.members()
+        if len(members) != plan.layout.num_groups:
+            raise ValueError(
+                f"target has {len(members)} members; the plan has {plan.layout.num_groups} groups"
+            )
+        for member in members:
+            _require_shape("target", tuple(member.shape), (dy.shape[1], x.shape[1]))
+        if _device(x) == _HOST:
+            wgrad(plan, x, dy, target)
+            return
+        host = WgradTarget(moved(members, _HOST), target.accumulate)
+        wgrad(plan, moved(x, _HOST), moved(dy, _HOST), host)
+        for member, result in zip(members, host.members(), strict=True):
+            member.copy_(result)
+
+
+def _device(operand: GroupedOperand) -> torch.device:
+    for copy in (operand.row, operand.column):
+        if copy is not None:
+            return copy.data.device
+    return _HOST if operand.plain is None else operand.plain.device
+
+
+def _require_shape(name: str, shape: tuple[int, ...], allowed: tuple[int, int]) -> None:
+    if shape != allowed:
+        raise ValueError(f"{name} has shape {shape}; allowed: {allowed}")
+
+
+def _require_groups(name: str, w: WeightOperand, plan: Plan) -> None:
+    if w.num_groups != plan.layout.num_groups:
+        raise ValueError(
+            f"{name} has {w.num_groups} experts; the plan has {plan.layout.num_groups} groups"
+        )

@@ -1,0 +1,149 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the reference backend computes, launch by launch. Imports neither torch nor TE.
+
+The row extents are those of the GPU kernels that each launch stands for, so that a call is laid out
+here as it would be on a GPU with the same frontend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from te_grouped_mlp.op.environment import RUNTIME_OFFSETS, Absent, Environment
+from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED, DType, Format
+from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
+from te_grouped_mlp.op.plan import Reason, Reject
+from te_grouped_mlp.op.problem import Call, Problem, RecipeKind, TensorKind
+
+NAME = "reference"
+
+_FORMATS = {RecipeKind.MXFP8: MXFP8, RecipeKind.NONE: UNQUANTIZED}
+_DTYPES = (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32)
+_INTERLEAVE = 32
+
+_PACKED = frozenset({RowExtent.PACKED})
+_EITHER = frozenset({RowExtent.PACKED, RowExtent.BUFFER})
+# What the newest frontend's wrappers can be told; used where no frontend is installed.
+_NEWEST_TAKE_OFFSETS = frozenset({"glu", "dglu", "quant"})
+
+
+def refusal(problem: Problem, env: Environment) -> Reject | None:
+    """Return the first cause for which no call of `problem` could run here, or None."""
+    return next(_problem_refusals(problem, env), None)
+
+
+def plan_launches(problem: Problem, call: Call, env: Environment) -> tuple[Launch, ...] | Reject:
+    """Return the launches that the call needs, in order, or the first cause that rules it out.
+
+    Args:
+        problem: The facts of the fused op.
+        call: The facts of the call.
+        env: The machine; its wrappers decide the row extents, its switches whether CUDA tensors
+            may be copied to the host.
+
+    Returns:
+        Every launch of the forward and of the backward; all are deterministic in all outputs.
+    """
+    refused = refusal(problem, env) or next(_call_refusals(problem, call), None)
+    return refused if refused is not None else tuple(_launches(problem, call, env))
+
+
+def _problem_refusals(problem: Problem, env: Environment) -> Iterator[Reject]:
+    if problem.device == "cuda" and env.switches.backend != NAME:
+        yield Reject(Reason.NOT_NAMED, f"device is cuda; {NAME} takes cpu tensors unless named")
+    elif problem.device not in ("cpu", "cuda"):
+        yield Reject(Reason.DEVICE, f"device is {problem.device}; allowed: cpu, or cuda when named")
+    fmt = _FORMATS.get(problem.recipe)
+    if fmt is None:
+        allowed = ", ".join(recipe.value for recipe in _FORMATS)
+        yield Reject(Reason.RECIPE, f"recipe is {problem.recipe.value}; allowed: {allowed}")
+        return
+    if fmt.is_block_scaled and problem.recipe_detail == "hybrid":
+        yield Reject(Reason.GRADIENT_FORMAT, "recipe is hybrid; allowed: E4M3 throughout")
+    yield from _shape_refusals(problem, fmt)
+
+
+def _shape_refusals(problem: Problem, fmt: Format) -> Iterator[Reject]:
+    act, fc1, fc2 = problem.activation, problem.fc1, problem.fc2
+    widths = {
+        "fc1.in_features": fc1.in_features,
+        "fc1.out_features": fc1.out_features,
+        "fc2.in_features": fc2.in_features,
+        "fc2.out_features": fc2.out_features,
+    }
+    for name, width in widths.items():
+        if width <= 0 or width % fmt.features_multiple:
+            yield Reject(
+                Reason.FEATURES,
+                f"{name} is {width}; allowed: positive multiples of {fmt.features_multiple}",
+            )
+    if fc1.out_features != act.expansion * fc2.in_features:
+        yield Reject(
+            Reason.FEATURES,
+            f"fc1.out_features is {fc1.out_features}; {act.kind.value} needs "
+            f"{act.expansion} x fc2.in_features, {act.expansion * fc2.in_features}",
+        )
+    allowed = (_INTERLEAVE,) if fmt.is_block_scaled else (_INTERLEAVE, None)
+    if act.is_gated and act.interleave not in allowed:
+        listed = " or ".join(str(each) for each in allowed)
+        yield Reject(Reason.INTERLEAVE, f"interleave is {act.interleave}; allowed: {listed}")
+
+
+def _call_refusals(problem: Problem, call: Call) -> Iterator[Reject]:
+    fmt = _FORMATS[problem.recipe]
+    if call.format != fmt:
+        yield Reject(
+            Reason.RECIPE,
+            f"format is {call.format.name}; recipe {problem.recipe.value} has {fmt.name}",
+        )
+    for name, dtype in (("dtype", call.dtype), ("probability dtype", call.prob_dtype)):
+        if dtype not in _DTYPES:
+            allowed = ", ".join(each.value for each in _DTYPES)
+            yield Reject(Reason.DTYPE, f"{name} is {dtype.value}; allowed: {allowed}")
+    if call.input_kind is not TensorKind.PLAIN and not fmt.is_block_scaled:
+        yield Reject(Reason.INPUT_KIND, f"input is {call.input_kind.value}; allowed: plain")
+    if call.rows % fmt.rows_multiple:
+        yield Reject(
+            Reason.ALIGNMENT, f"rows is {call.rows}; allowed: multiples of {fmt.rows_multiple}"
+        )
+
+
+def _launches(problem: Problem, call: Call, env: Environment) -> Iterator[Launch]:
+    gated, quantized = problem.activation.is_gated, call.format.is_block_scaled
+    forward_act, backward_act = ("glu", "dglu") if gated else ("srelu", "dsrelu")
+    products = _extents(env, "quant")
+    if quantized:
+        yield _launch(call, Kernel.QUANTIZE_INPUT, _EITHER)
+    yield _launch(call, Kernel.FC1_ACT, _extents(env, forward_act), Output.Y)
+    yield _launch(call, Kernel.FC2_FORWARD, products, Output.Y)
+
+    dprob = call.wants(Output.DPROB) and not call.unit_scale
+    needs_dact = dprob or call.wants(Output.DX, Output.DW1, Output.DB1)
+    scaled_bias = problem.fc2.has_bias and problem.fc2.scale_bias
+    if quantized and (needs_dact or call.wants(Output.DW2)):
+        yield _launch(call, Kernel.QUANTIZE_GRAD, _EITHER)
+    if call.wants(Output.DB2) or (scaled_bias and call.wants(Output.DPROB)):
+        scales = (Output.DPROB,) if scaled_bias else ()
+        yield _launch(call, Kernel.FC2_BIAS_GRAD, _EITHER, Output.DB2, *scales)
+    if needs_dact:
+        probs = (Output.DPROB,) if dprob else ()
+        extents = _extents(env, backward_act)
+        yield _launch(call, Kernel.DACT_DGRAD, extents, Output.DB1, *probs)
+    if call.wants(Output.DW2):
+        yield _launch(call, Kernel.FC2_WGRAD, _EITHER, Output.DW2)
+    if call.wants(Output.DX):
+        yield _launch(call, Kernel.FC1_DGRAD, products, Output.DX)
+    if call.wants(Output.DW1):
+        yield _launch(call, Kernel.FC1_WGRAD, _EITHER, Output.DW1)
+
+
+def _launch(call: Call, kernel: Kernel, extents: frozenset[RowExtent], *outputs: Output) -> Launch:
+    wanted = call.wanted.intersection(outputs)
+    return Launch(kernel, extents, outputs=wanted, deterministic=wanted)
+
+
+def _extents(env: Environment, wrapper: str) -> frozenset[RowExtent]:
+    if isinstance(env.wrappers, Absent):
+        return _EITHER if wrapper in _NEWEST_TAKE_OFFSETS else _PACKED
+    return _EITHER if env.wrapper_takes(wrapper, RUNTIME_OFFSETS) else _PACKED
