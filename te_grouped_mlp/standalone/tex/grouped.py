@@ -1,0 +1,417 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""tex functions over grouped MXFP8 storage: groups packed by rows, all buffers flat.
+
+Group g of a (rows, columns) matrix holds `splits[g]` rows from row `start[g]` on. Rows past the
+sum of the splits belong to no group: their data and scales are never read or written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from te_grouped_mlp.op import memory
+from te_grouped_mlp.standalone import column_sums
+from te_grouped_mlp.standalone.tex import mxfp8
+from te_grouped_mlp.standalone.tex.codes import COLUMN, ROW, fp8_code, high_precision_dtype
+from te_grouped_mlp.standalone.tex.guard import tex_function
+
+MAX_GROUPS = 64
+
+
+def split_sizes(
+    function: str,
+    num_tensors: int,
+    shape: tuple[int, int],
+    first_dims: torch.Tensor | None,
+    tensor_offsets: torch.Tensor | None,
+    multiple: int = mxfp8.TILE,
+) -> torch.Tensor:
+    """Return the row count of each group, checked against the buffer.
+
+    Args:
+        function: Named in errors.
+        num_tensors: Number of groups.
+        shape: (rows, columns) of the buffer.
+        first_dims: (groups,) row counts, or None for equal groups.
+        tensor_offsets: (groups + 1,) element offsets; they must agree with `first_dims`.
+        multiple: What each count must be a multiple of.
+
+    Returns:
+        Contiguous int64 (groups,).
+
+    Raises:
+        ValueError: A count is negative or not such a multiple, the sum exceeds the rows, or the
+            number of groups is not 1 to 64.
+    """
+    rows, columns = shape
+    if not 1 <= num_tensors <= MAX_GROUPS:
+        raise ValueError(f"{function}: num_tensors is {num_tensors}; allowed: 1 to {MAX_GROUPS}")
+    if first_dims is not None:
+        splits = first_dims.to(torch.int64).contiguous()
+    elif tensor_offsets is not None and columns:
+        splits = torch.diff(tensor_offsets.to(torch.int64)) // columns
+    elif rows % num_tensors:
+        raise ValueError(f"{function}: {rows} rows are not {num_tensors} equal groups")
+    else:
+        splits = torch.full((num_tensors,), rows // num_tensors, dtype=torch.int64)
+    counts = splits.tolist()
+    if len(counts) != num_tensors:
+        raise ValueError(f"{function}: {len(counts)} splits for {num_tensors} groups")
+    if min(counts) < 0 or any(count % multiple for count in counts):
+        raise ValueError(f"{function}: splits are {counts}; allowed: multiples of {multiple} >= 0")
+    if sum(counts) > rows:
+        raise ValueError(
+            f"{function}: splits are {counts}, {sum(counts)} rows in all; the buffer has {rows}"
+        )
+    if first_dims is not None and tensor_offsets is not None:
+        expected = [0, *(torch.cumsum(splits, 0) * columns).tolist()]
+        if tensor_offsets.tolist() != expected:
+            raise ValueError(
+                f"{function}: tensor_offsets is {tensor_offsets.tolist()}; the splits {counts} of "
+                f"{columns} columns give {expected}"
+            )
+    return splits
+
+
+def _check_matrix(function: str, tensor: torch.Tensor) -> None:
+    mxfp8.check_source(function, tensor)
+    if tensor.dim() != 2:
+        raise ValueError(f"{function}: tensor has {tensor.dim()} dimensions; allowed: 2")
+    rows, columns = tensor.shape
+    if rows % mxfp8.TILE or columns % mxfp8.BLOCK:
+        raise ValueError(
+            f"{function}: tensor is {rows} x {columns}; allowed: rows a multiple of {mxfp8.TILE}, "
+            f"columns of {mxfp8.BLOCK}"
+        )
+
+
+def _no_last_dims(function: str, last_dims: torch.Tensor | None) -> None:
+    if last_dims is not None:
+        raise NotImplementedError(f"{function} with last_dims; standalone groups by rows only")
+
+
+@tex_function
+def group_quantize(
+    tensor: torch.Tensor,
+    quantizer: Any,
+    num_tensors: int,
+    first_dims: torch.Tensor | None,
+    last_dims: torch.Tensor | None = None,
+    tensor_offsets: torch.Tensor | None = None,
+    noop_flag: torch.Tensor | None = None,
+    output: Any = None,
+) -> Any:
+    """Quantize each group of a matrix's rows.
+
+    Args:
+        tensor: (rows, columns) fp32, fp16 or bf16; rows a multiple of 128, columns of 32.
+        quantizer: TE's MXFP8Quantizer; the result keeps this object, not a copy.
+        num_tensors: Number of groups, 1 to 64.
+        first_dims: (groups,) row counts, multiples of 128, or None for equal groups.
+        last_dims: None.
+        tensor_offsets: (groups + 1,) element offsets, or None.
+        noop_flag: One number; if it is 1, nothing is written.
+        output: Grouped storage to write instead of a new one.
+
+    Returns:
+        `output`, or a new `GroupedTensorStorage` (internal quantizer) or `GroupedTensor` of
+        logical shape (rows, columns). The column-wise scales restart for each group if swizzled.
+    """
+    mxfp8.check_quantizer("group_quantize", quantizer)
+    _check_matrix("group_quantize", tensor)
+    _no_last_dims("group_quantize", last_dims)
+    shape = (tensor.shape[0], tensor.shape[1])
+    splits = split_sizes("group_quantize", num_tensors, shape, first_dims, tensor_offsets)
+    buffers = mxfp8.allocate(shape, quantizer, flat=True)
+    if output is None:
+        output = _make_grouped(tensor, quantizer, num_tensors, buffers, first_dims, tensor_offsets)
+    else:
+        _reuse(output, buffers, quantizer)
+    if noop_flag is None or not bool(noop_flag.item()):
+        mxfp8.run_quantize(tensor.detach(), buffers, quantizer, splits)
+    return output
+
+
+def _make_grouped(
+    tensor: torch.Tensor,
+    quantizer: Any,
+    num_tensors: int,
+    buffers: mxfp8.Buffers,
+    first_dims: torch.Tensor | None,
+    tensor_offsets: torch.Tensor | None,
+) -> Any:
+    from transformer_engine.pytorch.tensor.grouped_tensor import GroupedTensor
+    from transformer_engine.pytorch.tensor.storage.grouped_tensor_storage import (
+        GroupedTensorStorage,
+    )
+
+    grouped_class = GroupedTensorStorage if quantizer.internal else GroupedTensor
+    return grouped_class(
+        shape=list(tensor.shape),
+        dtype=tensor.dtype,
+        num_tensors=num_tensors,
+        quantizer=quantizer,
+        data=buffers.row_data,
+        columnwise_data=buffers.column_data,
+        scale_inv=buffers.row_scale,
+        columnwise_scale_inv=buffers.column_scale,
+        first_dims=first_dims,
+        tensor_offsets=tensor_offsets,
+        with_gemm_swizzled_scales=bool(quantizer.optimize_for_gemm),
+    )
+
+
+def _reuse(output: Any, buffers: mxfp8.Buffers, quantizer: Any) -> None:
+    """Put the output's own buffers where they fit into `buffers`, and the rest into the output."""
+    names = {
+        "row_data": "rowwise_data",
+        "row_scale": "scale_inv",
+        "column_data": "columnwise_data",
+        "column_scale": "columnwise_scale_inv",
+    }
+    for field, name in names.items():
+        fresh, old = getattr(buffers, field), getattr(output, name)
+        if fresh is not None and old is not None and old.numel() == fresh.numel():
+            setattr(buffers, field, old.view(torch.uint8).view(-1))
+        else:
+            setattr(output, name, fresh)
+    output._with_gemm_swizzled_scales = bool(quantizer.optimize_for_gemm)
+
+
+@tex_function
+def bgrad_group_quantize(
+    tensor: torch.Tensor,
+    quantizer: Any,
+    num_tensors: int,
+    first_dims: torch.Tensor | None,
+    last_dims: torch.Tensor | None = None,
+    tensor_offsets: torch.Tensor | None = None,
+) -> tuple[Any, torch.Tensor]:
+    """Quantize each group of rows and sum it down its columns.
+
+    Returns:
+        What `group_quantize` returns, and (groups, columns) sums in `tensor.dtype`: added in fp32
+        down each 128-row tile, then over the tiles in order, rounded once. Rows past the groups
+        are not read.
+    """
+    grouped = group_quantize(tensor, quantizer, num_tensors, first_dims, last_dims, tensor_offsets)
+    shape = (tensor.shape[0], tensor.shape[1])
+    splits = split_sizes("bgrad_group_quantize", num_tensors, shape, first_dims, tensor_offsets)
+    return grouped, column_sums.column_sums(tensor.detach(), splits).to(tensor.dtype)
+
+
+@dataclass(frozen=True)
+class _Direction:
+    """One direction of grouped storage, its buffers checked to be there."""
+
+    data: torch.Tensor
+    scale: torch.Tensor
+    axis: int
+
+
+def _direction(function: str, grouped: Any, axis: int) -> _Direction:
+    data = grouped.rowwise_data if axis == ROW else grouped.columnwise_data
+    scale = grouped.scale_inv if axis == ROW else grouped.columnwise_scale_inv
+    if data is None or scale is None:
+        words = "row-wise" if axis == ROW else "column-wise"
+        raise ValueError(f"{function}: the grouped operand has no {words} data and scales")
+    return _Direction(data.contiguous(), scale.contiguous(), axis)
+
+
+def grouped_splits(function: str, grouped: Any, multiple: int) -> torch.Tensor:
+    """Return the row counts of grouped storage; ValueError if they are bad."""
+    _no_last_dims(function, grouped.last_dims)
+    rows, columns = grouped.logical_shape
+    return split_sizes(
+        function,
+        grouped.num_tensors,
+        (rows, columns),
+        grouped.first_dims,
+        grouped.tensor_offsets,
+        multiple,
+    )
+
+
+def members(function: str, grouped: Any, axis: int) -> Iterator[mxfp8.Operand]:
+    """Yield each group of quantized grouped storage as a dense operand, without copying.
+
+    A group of 128-row multiples begins at a whole scale tile, in the compact layout and in the
+    swizzled one. Equal groups of other sizes (weights) have scales padded one by one.
+    """
+    direction = _direction(function, grouped, axis)
+    uniform = grouped.first_dims is None
+    splits = grouped_splits(function, grouped, mxfp8.BLOCK if uniform else mxfp8.TILE).tolist()
+    columns = grouped.logical_shape[1]
+    start = scale_start = 0
+    for rows in splits:
+        yield mxfp8.Operand(
+            data=direction.data,
+            scale=direction.scale,
+            rows=rows,
+            columns=columns,
+            axis=axis,
+            swizzled=bool(grouped._with_gemm_swizzled_scales),
+            fp8=fp8_code(grouped.quantizer.dtype),
+            data_offset=start * columns,
+            scale_offset=scale_start,
+        )
+        start += rows
+        padded = mxfp8.scale_shape(rows, columns, axis)
+        scale_start += padded[0] * padded[1]
+
+
+@tex_function
+def group_dequantize(input: Any, otype: Any) -> Any:  # the binding's name
+    """Return grouped storage in high precision: row-wise data if it has any, else column-wise.
+
+    Args:
+        input: Grouped MXFP8 storage with compact scales.
+        otype: TE's dtype of the result (fp32, fp16, bf16).
+
+    Returns:
+        A `GroupedTensor` without quantizer, with the input's shape, row counts and offsets, whose
+        flat `rowwise_data` is unwritten past the groups.
+    """
+    from transformer_engine.pytorch.tensor.grouped_tensor import GroupedTensor
+
+    mxfp8.check_quantizer("group_dequantize", input.quantizer)
+    if input._with_gemm_swizzled_scales:
+        raise ValueError("group_dequantize: the scales are swizzled; allowed: compact scales")
+    dtype = high_precision_dtype(otype)
+    axis = ROW if input.rowwise_data is not None else COLUMN
+    rows, columns = input.logical_shape
+    out = memory.empty((rows, columns), dtype, "cpu")
+    start = 0
+    for member in members("group_dequantize", input, axis):
+        member.dequantize(dtype, out[start : start + member.rows])
+        start += member.rows
+    return GroupedTensor(
+        shape=[rows, columns],
+        dtype=dtype,
+        num_tensors=input.num_tensors,
+        shapes=input.tensor_shapes,
+        quantizer=None,
+        data=out.view(-1),
+        first_dims=input.first_dims,
+        last_dims=input.last_dims,
+        tensor_offsets=input.tensor_offsets,
+    )
+
+
+def _swizzle_direction(grouped: Any, axis: int) -> torch.Tensor:
+    """Return swizzled scales: per group in new tiles, 2-D for equal groups, else flat."""
+    direction = _direction("grouped_swizzle_for_gemm", grouped, axis)
+    scale = direction.scale.view(torch.uint8)
+    rows, columns = grouped.logical_shape
+    if grouped.first_dims is not None:
+        splits = grouped_splits("grouped_swizzle_for_gemm", grouped, mxfp8.TILE)
+        return mxfp8.run_swizzle(scale, axis, rows, columns, splits)
+    each = rows // grouped.num_tensors
+    shape = mxfp8.scale_shape(each, columns, axis)
+    flat = scale.reshape(-1)[: grouped.num_tensors * shape[0] * shape[1]]
+    parts = flat.view(grouped.num_tensors, *shape)
+    swizzled = torch.stack([mxfp8.run_swizzle(part, axis, each, columns) for part in parts])
+    # The outer index of a swizzled layout is the data's column for column-wise scales.
+    outer = shape[0] if axis == ROW else shape[1]
+    return swizzled.view(grouped.num_tensors * outer, -1)
+
+
+@tex_function
+def grouped_swizzle_for_gemm(tensor: Any, rowwise: bool, columnwise: bool) -> None:
+    """Swizzle the wanted directions of grouped MXFP8 storage, in place.
+
+    The storage gets new scale buffers; a direction that is not swizzled is set to None, since one
+    flag tells the layout of both. Nothing happens for other formats, for scales that are swizzled
+    already, or if no wanted direction has scales.
+    """
+    if tensor._with_gemm_swizzled_scales or not _holds_mxfp8(tensor):
+        return
+    rowwise = rowwise and tensor.scale_inv is not None
+    columnwise = columnwise and tensor.columnwise_scale_inv is not None
+    if not rowwise and not columnwise:
+        return
+    row = _swizzle_direction(tensor, ROW) if rowwise else None
+    column = _swizzle_direction(tensor, COLUMN) if columnwise else None
+    tensor.scale_inv, tensor.columnwise_scale_inv = row, column
+    tensor._with_gemm_swizzled_scales = True
+
+
+def _holds_mxfp8(grouped: Any) -> bool:
+    from transformer_engine.pytorch.tensor.mxfp8_tensor import MXFP8Quantizer
+
+    return isinstance(grouped.quantizer, MXFP8Quantizer)
+
+
+def _check_requantize(grouped: Any, quantizer: Any) -> None:
+    name = "group_requantize_inplace"
+    mxfp8.check_quantizer(name, quantizer)
+    if grouped.rowwise_data is None or grouped.scale_inv is None:
+        raise ValueError(f"{name}: grouped_x has no row-wise data and scales")
+    own = grouped.quantizer
+    if own is None or type(own) is not type(quantizer) or own.dtype != quantizer.dtype:
+        raise ValueError(
+            f"{name}: grouped_x was quantized by {own!r}; allowed: the format of {quantizer!r}"
+        )
+
+
+@tex_function
+def group_requantize_inplace(
+    grouped_x: Any,
+    quantizer: Any,
+    num_tensors: int,
+    first_dims: torch.Tensor | None,
+    otype: Any,
+    tensor_offsets: torch.Tensor | None = None,
+    return_dequantized: bool = False,
+) -> torch.Tensor | None:
+    """Make row-wise MXFP8 storage ready for the GEMMs: swizzle it, add column-wise data if wanted.
+
+    Args:
+        grouped_x: Storage with row-wise data and compact scales and no column-wise data (or one
+            that is ready: then nothing happens). Its buffers are not written; it gets new ones.
+        quantizer: Says whether column-wise data are wanted. Not changed.
+        num_tensors, first_dims, tensor_offsets: The groups, as in `group_quantize`.
+        otype: TE's dtype through which the values pass.
+        return_dequantized: Also return the values.
+
+    Returns:
+        None, or the (rows, columns) values, unwritten past the groups.
+    """
+    _check_requantize(grouped_x, quantizer)
+    if grouped_x._with_gemm_swizzled_scales:
+        if quantizer.columnwise_usage and grouped_x.columnwise_data is None:
+            raise ValueError("group_requantize_inplace: swizzled grouped_x has no column-wise data")
+        if return_dequantized:
+            raise ValueError("group_requantize_inplace: return_dequantized with swizzled scales")
+        return None
+    if grouped_x.columnwise_data is not None:
+        raise ValueError("group_requantize_inplace: grouped_x has compact column-wise data")
+    rows, columns = grouped_x.logical_shape
+    if rows % mxfp8.TILE or columns % mxfp8.TILE:
+        raise ValueError(
+            f"group_requantize_inplace: grouped_x is {rows} x {columns}; allowed: multiples of "
+            f"{mxfp8.TILE}"
+        )
+    splits = split_sizes(
+        "group_requantize_inplace", num_tensors, (rows, columns), first_dims, tensor_offsets
+    )
+    values = None
+    if quantizer.columnwise_usage or return_dequantized:
+        values = group_dequantize(grouped_x, otype).rowwise_data.view(rows, columns)
+    row_scale = grouped_x.scale_inv.contiguous().view(torch.uint8)
+    grouped_x.scale_inv = mxfp8.run_swizzle(row_scale.view(-1), ROW, rows, columns, splits)
+    grouped_x._with_gemm_swizzled_scales = True
+    if quantizer.columnwise_usage:
+        column_only = quantizer.copy()
+        column_only.set_usage(rowwise=False, columnwise=True)
+        column_only.optimize_for_gemm = True
+        buffers = mxfp8.allocate((rows, columns), column_only, flat=True)
+        mxfp8.run_quantize(values, buffers, column_only, splits)
+        grouped_x.columnwise_data = buffers.column_data
+        grouped_x.columnwise_scale_inv = buffers.column_scale
+    return values if return_dequantized else None

@@ -1,0 +1,214 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""MXFP8 buffers and the kernels over them; what every tex function of the format shares.
+
+Data are bytes of shape (rows, columns) in both directions. Scales are E8M0 bytes, one for each
+1 x 32 block (row-wise) or 32 x 1 block (column-wise), padded to whole 128 x 4 tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from te_grouped_mlp import _C
+from te_grouped_mlp.op import memory
+from te_grouped_mlp.standalone.tex.codes import COLUMN, ROW, fp8_code, source_code
+
+BLOCK = 32
+TILE = 128
+
+
+def round_up(value: int, multiple: int) -> int:
+    """Return the smallest multiple that is not below `value`."""
+    return -(-value // multiple) * multiple
+
+
+def scale_shape(rows: int, columns: int, axis: int) -> tuple[int, int]:
+    """Return the padded shape of the scales of a (rows, columns) matrix."""
+    if axis == ROW:
+        return round_up(rows, TILE), round_up(columns // BLOCK, 4)
+    return round_up(rows // BLOCK, 4), round_up(columns, TILE)
+
+
+def check_quantizer(function: str, quantizer: Any) -> None:
+    """Raise NotImplementedError unless the quantizer is TE's MXFP8 one."""
+    from transformer_engine.pytorch.tensor.mxfp8_tensor import MXFP8Quantizer
+
+    if not isinstance(quantizer, MXFP8Quantizer):
+        raise NotImplementedError(
+            f"{function} with {type(quantizer).__name__}; standalone implements MXFP8Quantizer"
+        )
+
+
+def check_source(function: str, tensor: torch.Tensor) -> None:
+    """Raise TypeError unless `tensor` is a plain fp32, fp16 or bf16 tensor."""
+    if hasattr(tensor, "get_data_tensors"):
+        raise TypeError(f"{function}: tensor is a {type(tensor).__name__}; dequantize it first")
+    if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise TypeError(
+            f"{function}: tensor is {tensor.dtype}; allowed: float32, float16, bfloat16"
+        )
+
+
+def check_blocks(function: str, rows: int, columns: int) -> None:
+    """Raise ValueError unless both sizes are whole blocks."""
+    if rows % BLOCK or columns % BLOCK:
+        raise ValueError(
+            f"{function}: tensor is {rows} x {columns}; MXFP8 needs both sizes to be multiples of "
+            f"{BLOCK}"
+        )
+
+
+@dataclass
+class Buffers:
+    """The four buffers of a quantized matrix; a pair that is not wanted is None."""
+
+    row_data: torch.Tensor | None = None
+    row_scale: torch.Tensor | None = None
+    column_data: torch.Tensor | None = None
+    column_scale: torch.Tensor | None = None
+
+
+def allocate(
+    shape: Sequence[int], quantizer: Any, *, flat: bool, device: torch.device | str = "cpu"
+) -> Buffers:
+    """Allocate the buffers of the directions that the quantizer wants.
+
+    Args:
+        shape: Shape of the data; all but the last dimension count as rows.
+        quantizer: Its `rowwise_usage` and `columnwise_usage` are read.
+        flat: One-dimensional buffers, as grouped storage has them.
+        device: Where they lie.
+    """
+    columns = int(shape[-1])
+    rows = 1
+    for size in shape[:-1]:
+        rows *= int(size)
+
+    def pair(axis: int) -> tuple[torch.Tensor, torch.Tensor]:
+        data_shape: Sequence[int] = (rows * columns,) if flat else shape
+        scales = scale_shape(rows, columns, axis)
+        scales_shape = (scales[0] * scales[1],) if flat else scales
+        return (
+            memory.empty(data_shape, torch.uint8, device),
+            memory.empty(scales_shape, torch.uint8, device),
+        )
+
+    buffers = Buffers()
+    if quantizer.rowwise_usage:
+        buffers.row_data, buffers.row_scale = pair(ROW)
+    if quantizer.columnwise_usage:
+        buffers.column_data, buffers.column_scale = pair(COLUMN)
+    return buffers
+
+
+def _pointer(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def run_quantize(
+    matrix: torch.Tensor, buffers: Buffers, quantizer: Any, splits: torch.Tensor | None = None
+) -> None:
+    """Quantize a (rows, columns) matrix into buffers that exist.
+
+    Args:
+        matrix: fp32, fp16 or bf16.
+        buffers: Contiguous bytes. With splits, those of rows past their sum keep what they hold.
+        quantizer: Its format, scale layout and 2-D choice are read.
+        splits: int64 row counts per group, or None for one dense matrix.
+    """
+    rows, columns = matrix.shape
+    if rows == 0 or columns == 0 or buffers == Buffers():
+        return
+    if matrix.stride(1) != 1:
+        matrix = matrix.contiguous()
+    _C.mxfp8_quantize(
+        matrix.data_ptr(),
+        source_code(matrix.dtype),
+        rows,
+        columns,
+        matrix.stride(0),
+        _pointer(buffers.row_data),
+        _pointer(buffers.row_scale),
+        _pointer(buffers.column_data),
+        _pointer(buffers.column_scale),
+        fp8_code(quantizer.dtype),
+        bool(quantizer.optimize_for_gemm),
+        _pointer(splits),
+        0 if splits is None else splits.numel(),
+        bool(getattr(quantizer, "with_2d_quantization", False)),
+        False,
+        0,
+    )
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One direction of a dense MXFP8 matrix, wherever its bytes lie.
+
+    Attributes:
+        data: Buffer that holds the matrix's bytes from `data_offset` on, row by row.
+        scale: Buffer that holds its scales from `scale_offset` on.
+        rows, columns: Shape of the matrix.
+        axis: ROW or COLUMN: the direction of the scale blocks.
+        swizzled: Whether the scales lie in the order that a GEMM reads.
+        fp8: The kernels' code of the format.
+    """
+
+    data: torch.Tensor
+    scale: torch.Tensor
+    rows: int
+    columns: int
+    axis: int
+    swizzled: bool
+    fp8: int
+    data_offset: int = 0
+    scale_offset: int = 0
+
+    def dequantize(self, dtype: torch.dtype, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the values as a contiguous (rows, columns) matrix, in `out` if given."""
+        if out is None:
+            out = memory.empty((self.rows, self.columns), dtype, self.data.device)
+        if out.numel():
+            _C.mxfp8_dequantize(
+                self.data.data_ptr() + self.data_offset,
+                self.scale.data_ptr() + self.scale_offset,
+                self.fp8,
+                self.axis,
+                self.swizzled,
+                self.rows,
+                self.columns,
+                out.data_ptr(),
+                source_code(dtype),
+                0,
+                0,
+                0,
+            )
+        return out
+
+
+def run_swizzle(
+    scale: torch.Tensor,
+    axis: int,
+    rows: int,
+    columns: int,
+    splits: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return a swizzled copy of compact scales, in the same shape."""
+    out = memory.empty(scale.shape, torch.uint8, scale.device)
+    if out.numel():
+        _C.swizzle_scales(
+            scale.contiguous().data_ptr(),
+            out.data_ptr(),
+            axis,
+            rows,
+            columns,
+            _pointer(splits),
+            0 if splits is None else splits.numel(),
+            False,
+        )
+    return out

@@ -1,0 +1,146 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""tex functions that make offsets, address tables and buffers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from te_grouped_mlp.op import memory
+from te_grouped_mlp.standalone.tex.guard import tex_function
+
+# Kernels on a GPU want 16-byte aligned offset tables; the views keep that here.
+_ALIGNMENT = 16
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+@tex_function
+def bulk_allocate(
+    shapes: Sequence[Sequence[int]],
+    dtypes: Sequence[torch.dtype],
+    device: torch.device | str | None = None,
+    alignments: Sequence[int] | None = None,
+) -> list[torch.Tensor]:
+    """Make several unwritten tensors that share one buffer.
+
+    Args:
+        shapes: One shape for each tensor.
+        dtypes: One dtype for each tensor.
+        device: Where the buffer lies; None for the CPU.
+        alignments: Byte alignment of each tensor; None for 256 each.
+
+    Returns:
+        Contiguous views that keep the buffer alive.
+    """
+    alignments = [256] * len(shapes) if alignments is None else list(alignments)
+    if not len(shapes) == len(dtypes) == len(alignments):
+        raise ValueError(
+            f"bulk_allocate: {len(shapes)} shapes, {len(dtypes)} dtypes, {len(alignments)} "
+            "alignments; allowed: equally many"
+        )
+    starts: list[int] = []
+    end = 0
+    for shape, dtype, alignment in zip(shapes, dtypes, alignments, strict=True):
+        starts.append(_round_up(end, max(alignment, dtype.itemsize)))
+        end = starts[-1] + math.prod(shape) * dtype.itemsize
+    widest = max([1, *alignments])
+    raw = memory.empty((end + widest,), torch.uint8, device or "cpu")
+    base = -raw.data_ptr() % widest
+    return [
+        raw[base + start : base + start + math.prod(shape) * dtype.itemsize]
+        .view(dtype)
+        .view(tuple(shape))
+        for start, shape, dtype in zip(starts, shapes, dtypes, strict=True)
+    ]
+
+
+@tex_function
+def splits_to_offsets(first_dims: torch.Tensor, logical_last_dim: int) -> torch.Tensor:
+    """Return int64 element offsets of packed groups, a leading 0 first.
+
+    Args:
+        first_dims: (groups,) int64 row counts.
+        logical_last_dim: Elements in a row.
+    """
+    if first_dims.dtype != torch.int64 or first_dims.dim() != 1:
+        raise ValueError(
+            f"splits_to_offsets: first_dims is {first_dims.dtype} of shape "
+            f"{tuple(first_dims.shape)}; allowed: int64, one-dimensional"
+        )
+    offsets = torch.zeros(first_dims.numel() + 1, dtype=torch.int64)
+    torch.cumsum(first_dims * int(logical_last_dim), dim=0, out=offsets[1:])
+    return offsets
+
+
+@tex_function
+def splits_to_offsets_multi(
+    split_sizes: torch.Tensor,
+    device: torch.device | str,
+    *,
+    strides: Sequence[int],
+    include_leading_zero: Sequence[bool],
+    dtypes: Sequence[torch.dtype],
+    bulk_allocate: bool = False,
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return row counts as int64 and, for each stride, the running sum of `count * stride`.
+
+    Args:
+        split_sizes: (groups,) int32 or int64.
+        device: Where the results lie: the CPU.
+        strides: One factor for each result.
+        include_leading_zero: Whether result i begins with 0 (and has one element more).
+        dtypes: int32 or int64 for each result.
+        bulk_allocate: Make the results views of one buffer, each aligned to 16 bytes.
+
+    Returns:
+        The int64 counts (`split_sizes` itself where it is int64 already) and the list of results.
+    """
+    if split_sizes.dtype not in (torch.int32, torch.int64) or split_sizes.dim() != 1:
+        raise ValueError(
+            f"splits_to_offsets_multi: split_sizes is {split_sizes.dtype} of shape "
+            f"{tuple(split_sizes.shape)}; allowed: int32 or int64, one-dimensional"
+        )
+    if not len(strides) == len(include_leading_zero) == len(dtypes):
+        raise ValueError(
+            f"splits_to_offsets_multi: {len(strides)} strides, {len(include_leading_zero)} "
+            f"include_leading_zero, {len(dtypes)} dtypes; allowed: equally many"
+        )
+    if any(dtype not in (torch.int32, torch.int64) for dtype in dtypes):
+        raise ValueError(
+            f"splits_to_offsets_multi: dtypes is {list(dtypes)}; allowed: int32, int64"
+        )
+    counts = split_sizes.to(device=device, dtype=torch.int64)
+    shapes = [(counts.numel() + int(zero),) for zero in include_leading_zero]
+    if bulk_allocate:
+        results = _allocate(shapes, dtypes, device, [_ALIGNMENT] * len(shapes))
+    else:
+        results = [memory.empty(s, d, device) for s, d in zip(shapes, dtypes, strict=True)]
+    for out, stride, zero in zip(results, strides, include_leading_zero, strict=True):
+        if zero:
+            out[0] = 0
+        out[int(zero) :] = torch.cumsum(counts * int(stride), dim=0)
+    return counts, results
+
+
+_allocate = bulk_allocate
+
+
+@tex_function
+def copy_data_ptrs_to_device(
+    tensors: Sequence[torch.Tensor], device: torch.device | str
+) -> torch.Tensor:
+    """Return the tensors' addresses as int64; the caller keeps the tensors alive."""
+    return torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64, device=device)
+
+
+def get_grouped_gemm_setup_workspace_size(num_tensors: int) -> int:
+    """Return the bytes of pointer tables a grouped GEMM needs: none on a CPU."""
+    if num_tensors < 1:
+        raise ValueError(f"num_tensors is {num_tensors}; allowed: at least 1")
+    return 0
