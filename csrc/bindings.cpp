@@ -204,7 +204,7 @@ void sum_columns(Address src, int src_dtype, std::int64_t rows, std::int64_t col
   check_threads(threads);
   const Groups groups = check_splits(splits, num_groups, rows, 1);
   if (cols == 0) return;
-  check_not_null("out", out);
+  check_not_null("out_f32", out);
   if (has_work(groups, cols)) {
     check_not_null("src", src);
     if (weighted) check_not_null("weights_f32", weights);
@@ -233,7 +233,7 @@ void bind_row_dots(Address src, int src_dtype, std::int64_t rows, std::int64_t c
   check_threads(threads);
   const Groups groups = check_splits(splits, num_groups, rows, 1);
   if (!has_work(groups, 1)) return;
-  check_not_null("out", out);
+  check_not_null("out_f32", out);
   if (cols > 0) {
     check_not_null("src", src);
     check_not_null("table_f32", table);
