@@ -68,10 +68,11 @@ bench: venv
 wheel: venv
 	$(PY) -m build
 
-# The kernels without the Python binding, whose headers belong to the target machine.
+# The kernels without the Python binding, whose headers belong to the target machine, and without
+# the SIMD levels of x86-64.
 aarch64: venv
 	@mkdir -p build/aarch64
-	@set -e; for file in $$(find csrc -name '*.cpp' ! -name bindings.cpp | sort); do \
+	@set -e; for file in $$(find csrc -name '*.cpp' ! -name bindings.cpp ! -name 'level_avx*' | sort); do \
 	    echo "aarch64 $$file"; \
 	    $(PY) -m ziglang c++ -target aarch64-linux-gnu -std=c++17 -O2 -fPIC -Wall -Wextra -Werror \
 	        -Icsrc -c $$file -o build/aarch64/$$(basename $$file .cpp).o; \

@@ -1,0 +1,205 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The structural rules of the source as pure functions over text.
+
+`test_source_rules.py` applies them to the package under test, and checks that the hooks of
+`.pre-commit-config.yaml` use the same patterns. A rule that is broken here for a good reason gets
+an entry in its table, with the reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import te_grouped_mlp
+from te_grouped_mlp import host
+
+# How a group count is spelled: a name, or the length of the splits.
+_COUNT = (
+    r"(?:[\w.]*(?:num|n)_(?:groups|gemms|tensors|experts)\b|\b(?:[\w.]+\.)?groups\b"
+    r"|len\(\s*[\w.]*(?:splits|split_sizes|groups)\s*\)"
+    r"|[\w.]*(?:splits|split_sizes)(?:\.numel\(\)|\.size\(0\)|\.shape\[0\]))"
+)
+# Only comparisons that tell one group from several; `num_groups < 1` asks something else.
+GROUP_COUNT = (
+    rf"{_COUNT}\s*(?:(?:==|!=|<=|>|is|is not)\s*1\b|(?:<|>=)\s*2\b|in\s*[(\[{{]\s*1\s*,?\s*[)\]}}])"
+    rf"|\b1\s*(?:==|!=|>=|<)\s*{_COUNT}|\b2\s*(?:>|<=)\s*{_COUNT}"
+)
+ENVIRON = r"\bos\.(?:environ|environb|getenv|putenv)\b|from os import .*\b(?:environ|getenv)\b"
+CAPABILITY = r"get_device_(?:compute_)?capability"
+
+_ASKERS = (
+    "op/environment.py",
+    "_bootstrap.py",
+    "standalone/loader.py",
+    "op/backends/cutedsl/compile.py",
+)
+# Pattern -> the files where it may occur.
+ALLOWED = {
+    GROUP_COUNT: ("op/layout.py",),
+    ENVIRON: _ASKERS,
+    # The last two answer TE's question; they do not ask it.
+    CAPABILITY: (*_ASKERS, "standalone/torch_view.py", "standalone/overrides.py"),
+}
+# The patches name upstream's own text in order to find it.
+EXEMPT_FOLDERS = ("patches/",)
+
+# Imports go to the same stage or an earlier one. The longest prefix of a module's name decides.
+STAGES: tuple[tuple[str, ...], ...] = (
+    ("", "_C", "host", "_bootstrap"),
+    ("op", "op.memory", "op.layout", "op.environment", "op.formats"),
+    ("op.scale_layout",),
+    ("standalone",),
+    ("overlay",),
+    ("op.problem",),
+    ("op.plan",),
+    ("op.checks", "op.operands", "op.gradients", "op.bias_gradient"),
+    ("op.te_adapter",),
+    ("op.quantize", "op.weights"),
+    ("op.backends.base",),
+    ("op.backends.checked",),
+    ("op.backends",),
+    ("op.selection",),
+    ("op.saved",),
+    ("op.fusion",),
+    ("_fork",),
+    ("patches",),
+    ("cli",),
+)
+UPWARD_ALLOWED = {
+    # The finder imports the rest when the first name of TE is looked up, not at start-up.
+    ("_bootstrap", "overlay"),
+    # The package's own names are looked up lazily, by string; nothing is imported at start-up.
+}
+# Who may import TE; everything else must work where it is absent.
+TE_IMPORTERS = (
+    "_fork",
+    "cli",
+    "op.backends.upstream",
+    "op.fusion",
+    "op.quantize",
+    "op.te_adapter",
+    "op.weights",
+    "standalone",
+)
+LEAVES = ("layout", "environment", "formats", "scale_layout", "problem", "plan")
+
+MAX_FUNCTION_LINES = 60
+# 300 is the aim; the slack is for a last helper that belongs where it is.
+MAX_MODULE_LINES = 330
+# File (or file:function) -> why it may be longer.
+LONG: dict[str, str] = {}
+
+
+def sources() -> dict[str, Path]:
+    """Return every Python file of the package under test by its installed path."""
+    package = Path(te_grouped_mlp.__file__).resolve().parent
+    found = {
+        file.relative_to(package).as_posix(): file
+        for file in sorted(package.rglob("*.py"))
+        if "__pycache__" not in file.parts
+    }
+    fork = host.fork_file()
+    if fork is not None:
+        found["_fork/grouped_mlp.py"] = fork
+    patches = importlib.util.find_spec("te_grouped_mlp.patches")
+    for folder in (patches.submodule_search_locations or ()) if patches is not None else ():
+        for file in sorted(Path(folder).rglob("*.py")):
+            found[f"patches/{file.relative_to(folder).as_posix()}"] = file
+    return found
+
+
+def is_kernel(path: str) -> bool:
+    """Say whether a file is a device kernel, which is one kernel and has no length limit."""
+    return "/kernels/" in path and "/reference/" not in path
+
+
+def pattern_hits(pattern: str, path: str, text: str) -> Iterator[str]:
+    """Yield `path:line: text` for every line that a pattern forbids there."""
+    if path in ALLOWED[pattern] or path.startswith(EXEMPT_FOLDERS):
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        if re.search(pattern, line):
+            yield f"{path}:{number}: {line.strip()}"
+
+
+def module_name(path: str) -> str:
+    """Turn `op/plan.py` into `op.plan` and `op/__init__.py` into `op`."""
+    parts = path.removesuffix(".py").split("/")
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def stage(name: str) -> int | None:
+    """Return a module's place in the order, or None if no prefix of it has one."""
+    best: tuple[int, int] | None = None
+    for index, names in enumerate(STAGES):
+        for prefix in names:
+            fits = name == prefix or (prefix not in ("", "op") and name.startswith(f"{prefix}."))
+            if fits and (best is None or len(prefix) > best[0]):
+                best = (len(prefix), index)
+    return None if best is None else best[1]
+
+
+def imports(path: str, text: str) -> Iterator[tuple[int, str]]:
+    """Yield line and full name of everything a file imports, at any depth."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                root = ["te_grouped_mlp", *path.split("/")][: -node.level]
+                base = ".".join([*root, *filter(None, [base])])
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+
+def import_hits(path: str, text: str, known: set[str]) -> Iterator[str]:
+    """Yield imports that go up, modules without a place in the order, and forbidden uses of TE."""
+    name = module_name(path)
+    own = stage(name)
+    if own is None:
+        yield f"{path}: has no place in the import order; add it to STAGES"
+        return
+    for line, target in imports(path, text):
+        if target.split(".")[0] == "transformer_engine" and not name.startswith(TE_IMPORTERS):
+            yield f"{path}:{line}: imports {target}"
+        if not target.startswith("te_grouped_mlp."):
+            continue
+        other = target.removeprefix("te_grouped_mlp.")
+        # `from module import name`: the name belongs to the module.
+        while other not in known and "." in other:
+            other = other.rpartition(".")[0]
+        other_stage = stage(other)
+        goes_up = other_stage is not None and other_stage > own
+        if goes_up and (name, other) not in UPWARD_ALLOWED:
+            yield f"{path}:{line}: {name} imports {other}, which comes later"
+
+
+def length_hits(path: str, text: str) -> Iterator[str]:
+    """Yield modules and functions that are longer than a reader holds in mind."""
+    if is_kernel(path):
+        return
+    lines = len(text.splitlines())
+    if lines > MAX_MODULE_LINES and path not in LONG:
+        yield f"{path}: {lines} lines"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > MAX_FUNCTION_LINES and f"{path}:{node.name}" not in LONG:
+                yield f"{path}:{node.lineno}: {node.name} has {length} lines"
+
+
+def header_hits(path: str, text: str) -> Iterator[str]:
+    """Yield a file whose first two lines are not the licence header."""
+    expected = [
+        "# Copyright (c) 2026, the te-grouped-mlp authors.",
+        "# SPDX-License-Identifier: Apache-2.0",
+    ]
+    lines = [line for line in text.splitlines()[:3] if not line.startswith("#!")]
+    if lines[:2] != expected:
+        yield f"{path}: no licence header"

@@ -1,0 +1,174 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The structure of the source is tested like its behaviour."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import te_grouped_mlp
+from tests import source_rules as rules
+
+SOURCES = rules.sources()
+TEXTS = {path: file.read_text(encoding="utf-8") for path, file in SOURCES.items()}
+MODULES = {rules.module_name(path) for path in SOURCES} | {"_C"}
+HOOKS = Path(__file__).resolve().parent.parent / ".pre-commit-config.yaml"
+PATTERNS = {
+    "group-count": rules.GROUP_COUNT,
+    "environ": rules.ENVIRON,
+    "capability": rules.CAPABILITY,
+}
+
+
+def _all(rule: Callable[[str, str], Iterator[str]]) -> list[str]:
+    return [hit for path, text in TEXTS.items() for hit in rule(path, text)]
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_question_is_asked_in_one_place(name: str) -> None:
+    assert _all(lambda path, text: rules.pattern_hits(PATTERNS[name], path, text)) == []
+
+
+def test_imports_go_one_way() -> None:
+    assert _all(lambda path, text: rules.import_hits(path, text, MODULES)) == []
+
+
+def test_modules_and_functions_are_short() -> None:
+    assert _all(rules.length_hits) == []
+    assert all(reason.strip() for reason in rules.LONG.values())
+
+
+def test_every_file_has_the_licence_header() -> None:
+    assert _all(rules.header_hits) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "if num_groups == 1:",
+        "if self.num_groups==1:",
+        "dense = 1 == num_groups",
+        "x = num_gemms != 1",
+        "x = num_tensors > 1",
+        "x = n_groups <= 1",
+        "x = layout.num_groups < 2",
+        "x = 2 > layout.num_groups",
+        "x = 2 <= num_groups",
+        "x = num_groups >= 2",
+        "if len(splits) == 1:",
+        "if len(call.split_sizes) < 2:",
+        "if split_sizes.numel() == 1:",
+        "if 1 != split_sizes.numel():",
+        "if split_sizes.shape[0] == 1:",
+        "if splits.size(0) == 1:",
+        "if num_groups is 1:",
+        "if num_groups in (1,):",
+        "if self.groups == 1:",
+    ],
+)
+def test_group_count_pattern_finds(line: str) -> None:
+    assert list(rules.pattern_hits(rules.GROUP_COUNT, "op/x.py", line))
+    assert not list(rules.pattern_hits(rules.GROUP_COUNT, "op/layout.py", line))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "if num_groups < 1:",
+        "if num_groups == 16:",
+        "if num_groups >= 1:",
+        "if len(splits) != num_groups:",
+        "if layout.use_dense_single_group:",
+        "for i in range(num_groups - 1):",
+        "rows == 1",
+        "num_groups = 1",
+    ],
+)
+def test_group_count_pattern_leaves_alone(line: str) -> None:
+    assert not list(rules.pattern_hits(rules.GROUP_COUNT, "op/x.py", line))
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("environ", "x = os.environ['A']"),
+        ("environ", "x = os.getenv('A')"),
+        ("environ", "from os import path, environ"),
+        ("capability", "torch.cuda.get_device_capability(0)"),
+        ("capability", "from ..utils import get_device_compute_capability"),
+    ],
+)
+def test_other_patterns_find(name: str, line: str) -> None:
+    assert list(rules.pattern_hits(PATTERNS[name], "op/x.py", line))
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "found"),
+    [
+        ("op/plan.py", "from te_grouped_mlp.op.problem import Problem", False),
+        ("op/problem.py", "from te_grouped_mlp.op.plan import Plan", True),
+        ("op/problem.py", "def f():\n    from te_grouped_mlp.op import plan", True),
+        ("op/problem.py", "from .plan import Plan", True),
+        ("op/problem.py", "import te_grouped_mlp.op.plan", True),
+        ("op/problem.py", "import transformer_engine", True),
+        ("op/te_adapter.py", "import transformer_engine", False),
+        ("op/backends/reference/backend.py", "from te_grouped_mlp.op import selection", True),
+        ("op/unheard_of.py", "", True),
+    ],
+)
+def test_import_rule(path: str, line: str, found: bool) -> None:
+    assert bool(list(rules.import_hits(path, line, MODULES))) is found
+
+
+def test_length_rule() -> None:
+    body = "def f():\n" + "    x = 1\n" * rules.MAX_FUNCTION_LINES
+    assert list(rules.length_hits("op/x.py", body))
+    assert not list(rules.length_hits("op/x.py", body.replace("    x = 1\n", "", 1)))
+    assert list(rules.length_hits("op/x.py", "x = 1\n" * (rules.MAX_MODULE_LINES + 1)))
+    assert not list(rules.length_hits("op/backends/cutedsl/kernels/x.py", body))
+
+
+def _leaves() -> list[str]:
+    capability = [
+        name for name in MODULES if name.startswith("op.backends.") and name.endswith(".capability")
+    ]
+    return [*(f"op.{name}" for name in rules.LEAVES), *sorted(capability)]
+
+
+@pytest.mark.parametrize("name", _leaves())
+def test_leaf_imports_neither_torch_nor_te(name: str) -> None:
+    """In a process of its own, where both are made impossible."""
+    code = f"""
+import sys
+class Block:
+    @staticmethod
+    def find_spec(fullname, path=None, target=None):
+        if fullname.split(".")[0] in ("torch", "transformer_engine", "numpy"):
+            raise ModuleNotFoundError(fullname + " is blocked")
+sys.meta_path.insert(0, Block)
+import te_grouped_mlp.{name}
+assert "torch" not in sys.modules
+"""
+    package_parent = str(Path(te_grouped_mlp.__file__).resolve().parent.parent)
+    inherited = os.environ.get("PYTHONPATH", "")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([package_parent, inherited])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_hooks_and_tests_use_the_same_patterns() -> None:
+    """In a copy of the tests without the repository there are no hooks to compare with."""
+    if not HOOKS.is_file():
+        assert not (HOOKS.parent / "pyproject.toml").is_file()
+        return
+    text = HOOKS.read_text(encoding="utf-8")
+    for pattern in PATTERNS.values():
+        assert pattern in text
