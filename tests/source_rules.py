@@ -26,7 +26,7 @@ _COUNT = (
 )
 # Only comparisons that tell one group from several; `num_groups < 1` asks something else.
 GROUP_COUNT = (
-    rf"{_COUNT}\s*(?:(?:==|!=|<=|>|is|is not)\s*1\b|(?:<|>=)\s*2\b|in\s*[(\[{{]\s*1\s*,?\s*[)\]}}])"
+    rf"{_COUNT}\s*(?:(?:==|!=|<=|>)\s*1\b|(?:<|>=)\s*2\b|in\s*[(\[{{]\s*1\s*,?\s*[)\]}}])"
     rf"|\b1\s*(?:==|!=|>=|<)\s*{_COUNT}|\b2\s*(?:>|<=)\s*{_COUNT}"
 )
 ENVIRON = r"\bos\.(?:environ|environb|getenv|putenv)\b|from os import .*\b(?:environ|getenv)\b"
