@@ -65,14 +65,15 @@ class CMakeBuild(build_ext):
 
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         work = Path(self.build_temp).resolve() / ext.name
-        work.mkdir(parents=True, exist_ok=True)
+        # A cache of an earlier build names tools of a build environment that is gone.
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
         config = "Debug" if self.debug else "Release"
         arguments = [
             f"-DCMAKE_BUILD_TYPE={config}",
             f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={target.parent}",
             f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY_{config.upper()}={target.parent}",
             f"-DPython_EXECUTABLE={sys.executable}",
-            f"-DPYTHON_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
         ]
         ninja = tool("ninja")
@@ -128,6 +129,11 @@ class Build(build):
     """The usual build, and the `.pth` file."""
 
     sub_commands = [*build.sub_commands, ("build_pth", None)]
+
+    def run(self) -> None:
+        # What an earlier build left there would enter the wheel, deleted modules too.
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
 
 
 def packages() -> list[str]:
