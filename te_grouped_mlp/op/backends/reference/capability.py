@@ -45,32 +45,42 @@ def plan_launches(problem: Problem, call: Call, env: Environment) -> tuple[Launc
     Returns:
         Every launch of the forward and of the backward; all are deterministic in all outputs.
     """
-    refused = refusal(problem, env) or next(_call_refusals(problem, call), None)
-    return refused if refused is not None else tuple(_launches(problem, call, env))
+    found = refusal(problem, env) or next(_call_refusals(problem, call), None)
+    return found if found is not None else tuple(_launches(problem, call, env))
 
 
 def _problem_refusals(problem: Problem, env: Environment) -> Iterator[Reject]:
-    if problem.device == "cuda" and env.switches.backend != NAME:
-        yield Reject(Reason.NOT_NAMED, f"device is cuda; {NAME} takes cpu tensors unless named")
-    elif problem.device not in ("cpu", "cuda"):
-        yield Reject(Reason.DEVICE, f"device is {problem.device}; allowed: cpu, or cuda when named")
+    yield from _device_refusals(problem, env)
     fmt = _FORMATS.get(problem.recipe)
     if fmt is None:
         allowed = ", ".join(recipe.value for recipe in _FORMATS)
-        yield Reject(Reason.RECIPE, f"recipe is {problem.recipe.value}; allowed: {allowed}")
+        detail = problem.recipe_detail or problem.recipe.value
+        yield Reject(Reason.RECIPE, f"recipe is {detail}; allowed: {allowed}")
         return
-    if fmt.is_block_scaled and problem.recipe_detail == "hybrid":
-        yield Reject(Reason.GRADIENT_FORMAT, "recipe is hybrid; allowed: E4M3 throughout")
+    if fmt.is_block_scaled and problem.recipe_detail:
+        yield Reject(Reason.GRADIENT_FORMAT, f"{problem.recipe_detail}; allowed: E4M3 throughout")
+    if problem.fc1.scale_bias:
+        yield Reject(Reason.OPTION, "scale_bias is set on FC1; allowed: on FC2 only")
     yield from _shape_refusals(problem, fmt)
 
 
+def _device_refusals(problem: Problem, env: Environment) -> Iterator[Reject]:
+    named = env.switches.backend == NAME
+    if problem.device == "cuda" and not named:
+        yield Reject(Reason.NOT_NAMED, f"device is cuda; {NAME} takes cpu tensors unless named")
+    elif problem.device not in ("cpu", "cuda"):
+        yield Reject(Reason.DEVICE, f"device is {problem.device}; allowed: cpu, or cuda when named")
+    if problem.recipe is RecipeKind.NONE and not named:
+        yield Reject(Reason.NOT_NAMED, f"there is no recipe; {NAME} computes that only when named")
+
+
 def _shape_refusals(problem: Problem, fmt: Format) -> Iterator[Reject]:
-    act, fc1, fc2 = problem.activation, problem.fc1, problem.fc2
+    act = problem.activation
     widths = {
-        "fc1.in_features": fc1.in_features,
-        "fc1.out_features": fc1.out_features,
-        "fc2.in_features": fc2.in_features,
-        "fc2.out_features": fc2.out_features,
+        "fc1.in_features": problem.fc1.in_features,
+        "fc1.out_features": problem.fc1.out_features,
+        "fc2.in_features": problem.fc2.in_features,
+        "fc2.out_features": problem.fc2.out_features,
     }
     for name, width in widths.items():
         if width <= 0 or width % fmt.features_multiple:
@@ -78,11 +88,11 @@ def _shape_refusals(problem: Problem, fmt: Format) -> Iterator[Reject]:
                 Reason.FEATURES,
                 f"{name} is {width}; allowed: positive multiples of {fmt.features_multiple}",
             )
-    if fc1.out_features != act.expansion * fc2.in_features:
+    if problem.fc1.out_features != act.expansion * problem.fc2.in_features:
         yield Reject(
             Reason.FEATURES,
-            f"fc1.out_features is {fc1.out_features}; {act.kind.value} needs "
-            f"{act.expansion} x fc2.in_features, {act.expansion * fc2.in_features}",
+            f"fc1.out_features is {problem.fc1.out_features}; {act.kind.value} needs "
+            f"{act.expansion} times fc2.in_features, {problem.fc2.in_features}",
         )
     allowed = (_INTERLEAVE,) if fmt.is_block_scaled else (_INTERLEAVE, None)
     if act.is_gated and act.interleave not in allowed:

@@ -53,7 +53,7 @@ WHOLE = ("dw1", "dw2", "db1")
 
 
 def environment(buffer_wrappers: Any = None, **changes: Any) -> Environment:
-    """An environment without a GPU.
+    """An environment without a GPU, in which the reference backend is named.
 
     Args:
         buffer_wrappers: Names of the wrappers that know runtime offsets; None for no frontend.
@@ -69,7 +69,7 @@ def environment(buffer_wrappers: Any = None, **changes: Any) -> Environment:
         "sm": Absent("no GPU"),
         "versions": {},
         "wrappers": wrappers,
-        "switches": Switches(),
+        "switches": Switches(backend="reference"),
         "standalone": True,
     }
     return Environment(**(fields | changes))
