@@ -4,13 +4,49 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from te_grouped_mlp import _C
-from te_grouped_mlp.op import memory
-from te_grouped_mlp.op.operands import Splits
+from te_grouped_mlp.op import memory, quantize
+from te_grouped_mlp.op.layout import Output
+from te_grouped_mlp.op.operands import Splits, torch_dtype
+from te_grouped_mlp.op.saved import SavedState
+from te_grouped_mlp.op.te_adapter import packed_bias
 
 _SOURCE_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+
+
+def of_fc2(
+    fc2: Any, state: SavedState, grad_output: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return the gradient of FC2's bias, and of the scale of that bias.
+
+    Args:
+        fc2: The GroupedLinear.
+        state: Of the call.
+        grad_output: (rows, FC2 out features) or a GroupedTensor.
+
+    Returns:
+        fp32 (G, N) and fp32 (rows,); each None where it is not wanted.
+    """
+    spec, call = state.plan.problem.fc2, state.plan.call
+    wants_bias = call.wants(Output.DB2)
+    wants_scale = spec.has_bias and spec.scale_bias and call.wants(Output.DPROB)
+    if not (wants_bias or wants_scale):
+        return None, None
+    dtype = torch_dtype(call.dtype)
+    values = quantize.dequantized(grad_output, dtype, state.splits)
+    bias_grad = scale_grad = None
+    if wants_bias:
+        scale = state.prob if spec.scale_bias else None
+        bias_grad = column_sums(values, scale, state.splits)
+    if wants_scale:
+        bias = packed_bias(fc2, dtype)
+        assert bias is not None
+        scale_grad = row_dots(values, bias, state.splits)
+    return bias_grad, scale_grad
 
 
 def column_sums(dy: torch.Tensor, scale: torch.Tensor | None, splits: Splits) -> torch.Tensor:

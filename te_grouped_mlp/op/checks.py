@@ -81,7 +81,7 @@ def split_values(values: Sequence[int], buffer_rows: int, multiple: int) -> None
             )
     if sum(values) > buffer_rows:
         raise ValueError(
-            f"split_sizes sum to {sum(values)}; allowed: at most the {buffer_rows} rows of the input"
+            f"split_sizes sum to {sum(values)}; allowed: at most {buffer_rows}, the input's rows"
         )
 
 

@@ -215,3 +215,16 @@ def _probe_wrappers() -> Mapping[str, frozenset[str]] | Absent:
 def _standalone_active() -> bool:
     tex = sys.modules.get("transformer_engine_torch")
     return bool(getattr(tex, "__te_grouped_mlp_standalone__", False))
+
+
+def is_first_rank() -> bool:
+    """Whether this process is rank 0 of its job, by the launcher's variable; True without one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def determinism_requested(switches: Switches) -> bool:
+    """Whether results must be bit-identical from run to run: torch's flag, or the switch."""
+    if not switches.allow_nondeterministic:
+        return True
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.are_deterministic_algorithms_enabled())

@@ -133,7 +133,9 @@ class GroupLayout:
             extent = RowExtent.BUFFER
         if not single_group_is_always_dense and not _all_can_use(extent, launches):
             stuck = [launch.kernel.value for launch in launches if extent not in launch.extents]
-            raise ValueError(f"launches {stuck} cannot use {extent.value} rows, which the call needs")
+            raise ValueError(
+                f"launches {stuck} cannot use {extent.value} rows, which the call needs"
+            )
         return cls(num_groups, buffer_rows, extent)
 
     @property

@@ -56,6 +56,11 @@ class ActivationSpec:
         return self.kind.is_gated
 
     @property
+    def recomputes_input(self) -> bool:
+        """Whether the backward makes FC2's input anew; as upstream, SReLU alone."""
+        return self.recompute and self.kind is Activation.SRELU
+
+    @property
     def expansion(self) -> int:
         """FC1 output features for each FC2 input feature."""
         return 2 if self.is_gated else 1
@@ -128,8 +133,6 @@ class TensorKind(Enum):
     PLAIN = "plain"
     PREQUANTIZED = "prequantized"
     """A GroupedTensor that holds quantized data."""
-    CARRIER = "carrier"
-    """A tensor typed bf16 whose storage holds quantized data and scales."""
 
 
 @dataclass(frozen=True)
@@ -142,11 +145,10 @@ class Call:
         prob_dtype: Of the probabilities.
         rows_are_full: ``sum(split_sizes) == rows`` is known on the host, or promised.
         wanted: Which outputs are asked for; Y always, none of the others without gradients.
-        input_kind, grad_kind: How the token tensors arrive.
+        input_kind: How the input arrives. (The output gradient's form is not known yet.)
         unit_scale: The activation scale is one and its tensor is not used.
         deterministic: Bit-identical results are demanded.
         format: Of the operands of the matrix products.
-        grad_element: Element type of the quantized output gradient.
     """
 
     rows: int
@@ -155,11 +157,9 @@ class Call:
     rows_are_full: bool
     wanted: frozenset[Output]
     input_kind: TensorKind
-    grad_kind: TensorKind
     unit_scale: bool
     deterministic: bool
     format: Format
-    grad_element: DType = DType.E4M3
 
     def wants(self, *outputs: Output) -> bool:
         """Whether any of `outputs` is asked for."""
@@ -169,3 +169,8 @@ class Call:
     def needs_backward(self) -> bool:
         """Whether a backward may follow."""
         return self.wanted != frozenset({Output.Y})
+
+    @property
+    def needs_dact(self) -> bool:
+        """Whether the backward goes through the activation."""
+        return self.wants(Output.DX, Output.DW1, Output.DB1, Output.DPROB)

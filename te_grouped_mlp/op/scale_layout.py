@@ -80,3 +80,16 @@ def to_kernel_view(scales: Any, outer: int, blocks: int, groups: int = 1) -> Any
 def from_kernel_view(scales: Any) -> Any:
     """Return the flat buffer behind a view made by `to_kernel_view`, sharing memory."""
     return scales.permute(5, 2, 4, 0, 1, 3).reshape(-1)
+
+
+def compact_rows(scales: Any, rows: int, cols: int) -> Any:
+    """Return swizzled row scales of a (rows, cols) matrix in compact order, as a new flat buffer.
+
+    Args:
+        scales: Contiguous buffer of one byte per scale, padded to whole tiles.
+        rows, cols: Extents of the data; 32 columns share a scale.
+    """
+    outer_tiles = -(-rows // SCALE_TILE_OUTER)
+    inner_tiles = -(-cols // (32 * SCALE_TILE_INNER))
+    tiles = scales.view(outer_tiles, inner_tiles, 32, 4, SCALE_TILE_INNER)
+    return tiles.permute(0, 3, 2, 1, 4).reshape(-1)

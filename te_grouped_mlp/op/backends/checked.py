@@ -1,0 +1,95 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A backend whose every device call first compares the operands with the plan."""
+
+from __future__ import annotations
+
+import torch
+
+from te_grouped_mlp.op.backends.base import (
+    Backend,
+    DactEpilogue,
+    DactResult,
+    Fc1Epilogue,
+    Fc1Result,
+    GemmEpilogue,
+)
+from te_grouped_mlp.op.gradients import WgradTarget
+from te_grouped_mlp.op.layout import Kernel, LayoutMismatchError
+from te_grouped_mlp.op.operands import Axis, GroupedOperand, WeightOperand
+from te_grouped_mlp.op.plan import Plan
+
+
+class CheckedBackend:
+    """Runs a plan on its backend; raises LayoutMismatchError before a launch that would misread."""
+
+    def __init__(self, backend: Backend, plan: Plan) -> None:
+        self._backend = backend
+        self._plan = plan
+
+    def fc1_act(self, x: GroupedOperand, w: WeightOperand, epilogue: Fc1Epilogue) -> Fc1Result:
+        """Run `Backend.fc1_act`."""
+        self._rows("x", x, Axis.ROW, w.shape[1])
+        self._weights("w", w, Axis.ROW)
+        return self._backend.fc1_act(self._plan, x, w, epilogue)
+
+    def gemm(
+        self,
+        kernel: Kernel,
+        a: GroupedOperand,
+        w: WeightOperand,
+        out: torch.Tensor,
+        epilogue: GemmEpilogue,
+    ) -> None:
+        """Run `Backend.gemm`."""
+        forward = kernel is Kernel.FC2_FORWARD
+        self._rows("a", a, Axis.ROW, w.shape[1] if forward else w.shape[0])
+        self._weights("w", w, Axis.ROW if forward else Axis.COLUMN)
+        self._backend.gemm(self._plan, kernel, a, w, out, epilogue)
+
+    def dact_dgrad(
+        self,
+        dy: GroupedOperand,
+        w: WeightOperand,
+        pre_activation: torch.Tensor,
+        epilogue: DactEpilogue,
+    ) -> DactResult:
+        """Run `Backend.dact_dgrad`."""
+        self._rows("dy", dy, Axis.ROW, w.shape[0])
+        self._weights("w", w, Axis.COLUMN)
+        return self._backend.dact_dgrad(self._plan, dy, w, pre_activation, epilogue)
+
+    def wgrad(
+        self, kernel: Kernel, x: GroupedOperand, dy: GroupedOperand, target: WgradTarget
+    ) -> None:
+        """Run `Backend.wgrad`."""
+        self._rows("x", x, Axis.COLUMN, x.shape[1])
+        self._rows("dy", dy, Axis.COLUMN, dy.shape[1])
+        self._backend.wgrad(self._plan, kernel, x, dy, target)
+
+    def _rows(self, name: str, operand: GroupedOperand, axis: Axis, features: int) -> None:
+        layout = self._plan.layout
+        layout.require(operand.layout, name)
+        if operand.shape != (layout.buffer_rows, features):
+            raise LayoutMismatchError(
+                f"{name} has shape {operand.shape}; allowed: {(layout.buffer_rows, features)}"
+            )
+        if operand.format != self._plan.call.format:
+            raise LayoutMismatchError(
+                f"{name} is {operand.format.name}; allowed: {self._plan.call.format.name}"
+            )
+        present = operand.row if axis is Axis.ROW else operand.column
+        if not operand.format.is_block_scaled:
+            present = operand.plain  # type: ignore[assignment]
+        if present is None:
+            raise LayoutMismatchError(f"{name} lacks its {axis.value} copy, which is read here")
+
+    def _weights(self, name: str, weight: WeightOperand, axis: Axis) -> None:
+        if weight.axis is not axis and weight.format.is_block_scaled:
+            raise LayoutMismatchError(
+                f"{name} is quantized along {weight.axis.value}; allowed: {axis.value}"
+            )
+        if weight.num_groups != self._plan.problem.num_groups:
+            raise LayoutMismatchError(
+                f"{name} has {weight.num_groups} experts; allowed: {self._plan.problem.num_groups}"
+            )

@@ -1,0 +1,254 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The arguments of one forward call, checked; and the facts that planning needs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformer_engine.pytorch.ops.basic.grouped_linear import (
+    GRAD_INPUT_BUFFER_KEY,
+    OUTPUT_BUFFER_KEY,
+)
+from transformer_engine.pytorch.tensor.grouped_tensor import GroupedTensor
+
+from te_grouped_mlp.op import checks, gradients, memory
+from te_grouped_mlp.op.environment import (
+    FULL_ROWS_SWITCH,
+    Environment,
+    Switches,
+    determinism_requested,
+)
+from te_grouped_mlp.op.formats import DType
+from te_grouped_mlp.op.layout import Output, is_single_group
+from te_grouped_mlp.op.operands import torch_dtype
+from te_grouped_mlp.op.plan import Plan
+from te_grouped_mlp.op.problem import Call, LinearSpec, Problem, TensorKind
+from te_grouped_mlp.op.te_adapter import (
+    compute_dtype,
+    format_of,
+    leader,
+    parameters,
+)
+
+UNIT_SCALE_ATTRIBUTE = "_grouped_mlp_unit_activation_scale"
+INPUT_CARRIER_ATTRIBUTE = "ep_mxfp8_carrier_input"
+GRAD_CARRIER_ATTRIBUTE = "ep_mxfp8_carrier_grad"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The checked arguments of one forward call.
+
+    Attributes:
+        x: (rows, in features), or a GroupedTensor.
+        shape: The caller's shape of x.
+        split_sizes: As given.
+        prob: (rows,) detached, in the caller's dtype; None for a unit scale.
+        bias_scale: (rows,) factor of FC2's bias, or None.
+        output, grad_input: The caller's buffers, or None.
+    """
+
+    x: torch.Tensor
+    shape: tuple[int, ...]
+    split_sizes: torch.Tensor
+    prob: torch.Tensor | None
+    bias_scale: torch.Tensor | None
+    output: torch.Tensor | None
+    grad_input: torch.Tensor | None
+
+
+def read_inputs(
+    ops: Sequence[Any],
+    problem: Problem,
+    input_: torch.Tensor,
+    extra: Sequence[Sequence[torch.Tensor]],
+    kwargs: Sequence[dict[str, Any]],
+) -> Inputs:
+    """Check the arguments of a forward call; nothing is launched or changed.
+
+    Raises:
+        ValueError, TypeError, RuntimeError: As the functions of `checks` say.
+    """
+    _check_buffer_owner(kwargs)
+    refuse_carrier(ops[0], INPUT_CARRIER_ATTRIBUTE)
+    refuse_carrier(ops[2], GRAD_CARRIER_ATTRIBUTE)
+    device = leader(ops[0]).device
+    features = problem.fc1.in_features
+    checks.tokens("input", input_, features, device)
+    shape = tuple(input_.shape)
+    if isinstance(input_, GroupedTensor):
+        if len(shape) != 2:
+            raise ValueError(f"input has shape {shape}; allowed: two dimensions (GroupedTensor)")
+        x = input_
+    else:
+        x = input_.reshape(-1, features)
+    checks.rows("input", x.shape[0], format_of(problem).rows_multiple)
+    checks.split_sizes(extra[0][0], extra[2][0], problem.num_groups)
+    for spec, op, label in ((problem.fc1, ops[0], "FC1"), (problem.fc2, ops[2], "FC2")):
+        _check_delayed(spec, op, label)
+    unit = unit_scale(ops[1], problem)
+    prob = None if unit else checks.probabilities("probabilities", extra[1][0], x.shape[0], device)
+    bias_scale = None
+    if problem.fc2.scale_bias:
+        checks.same_values(extra[1][0], extra[2][1])
+        bias_scale = checks.probabilities("bias scale", extra[2][1], x.shape[0], device)
+    if unit and bias_scale is not None:
+        raise ValueError(
+            "scale_bias of FC2 is True together with a unit activation scale; allowed: one of them"
+        )
+    return Inputs(
+        x=x,
+        shape=shape,
+        split_sizes=extra[0][0],
+        prob=prob,
+        bias_scale=bias_scale,
+        output=kwargs[2].get(OUTPUT_BUFFER_KEY),
+        grad_input=kwargs[0].get(GRAD_INPUT_BUFFER_KEY),
+    )
+
+
+def _check_delayed(spec: LinearSpec, op: Any, label: str) -> None:
+    if not spec.delay_wgrad:
+        return
+    weights = parameters(op)
+    if len({id(weight) for weight in weights}) != len(weights):
+        raise ValueError(
+            f"delay_wgrad_compute of {label} is True and two experts share a weight; allowed: "
+            "distinct weights, since the delayed gradients of tied ones would replace each other"
+        )
+    if spec.distributed:
+        raise RuntimeError(
+            f"delay_wgrad_compute of {label} is True with distributed weights; allowed: False"
+        )
+
+
+def _check_buffer_owner(kwargs: Sequence[dict[str, Any]]) -> None:
+    for key, index, owner in ((OUTPUT_BUFFER_KEY, 0, "FC2"), (GRAD_INPUT_BUFFER_KEY, 2, "FC1")):
+        if key in kwargs[index]:
+            wrong = "FC1" if owner == "FC2" else "FC2"
+            raise ValueError(f"{key!r} buffer was given to {wrong}; allowed: on {owner} only")
+
+
+def refuse_carrier(op: Any, attribute: str) -> None:
+    """Refuse a tensor that only claims to be bf16.
+
+    Raises:
+        RuntimeError: The op announces one: no released TE has a function that decodes it, and
+            reading it as bf16 would be silent nonsense.
+    """
+    if getattr(op, attribute, False):
+        raise RuntimeError(
+            f"{attribute} is set on {type(op).__name__}, but the installed Transformer Engine has "
+            "no function that decodes such a tensor; allowed: a plain tensor or a GroupedTensor"
+        )
+
+
+def unit_scale(activation: Any, problem: Problem) -> bool:
+    """Whether the activation's probabilities are one by agreement and their tensor is unused."""
+    return is_single_group(problem.num_groups) and bool(
+        getattr(activation, UNIT_SCALE_ATTRIBUTE, False)
+    )
+
+
+def read_call(
+    ops: Sequence[Any],
+    contexts: Sequence[Any],
+    problem: Problem,
+    inputs: Inputs,
+    prob: torch.Tensor,
+    host_splits: tuple[int, ...] | None,
+    env: Environment,
+) -> Call:
+    """Collect the facts of one call.
+
+    Args:
+        ops, contexts: Of FC1, the activation and FC2.
+        problem: Their facts.
+        inputs: The checked arguments.
+        prob: The probabilities as given; only dtype and requires_grad are read.
+        host_splits: The split sizes where the host can read them.
+        env: The machine.
+
+    Raises:
+        ValueError: Splits that the host can read do not fit the buffer or a promise about it.
+    """
+    rows = inputs.x.shape[0]
+    if host_splits is not None:
+        checks.split_values(host_splits, rows, format_of(problem).rows_multiple)
+    return Call(
+        rows=rows,
+        dtype=DType.of(compute_dtype(ops[0])),
+        prob_dtype=DType.of(prob.dtype),
+        rows_are_full=_rows_are_full(host_splits, rows, inputs.prob is None, env.switches),
+        wanted=_wanted(ops, contexts, problem, prob),
+        input_kind=(
+            TensorKind.PREQUANTIZED if isinstance(inputs.x, GroupedTensor) else TensorKind.PLAIN
+        ),
+        unit_scale=inputs.prob is None,
+        deterministic=determinism_requested(env.switches),
+        format=format_of(problem),
+    )
+
+
+def _rows_are_full(
+    host_splits: tuple[int, ...] | None, rows: int, unit: bool, switches: Switches
+) -> bool:
+    if host_splits is None:
+        return unit or switches.full_rows
+    if unit:
+        checks.full_rows(host_splits, rows, "the unit activation scale")
+    if switches.full_rows and is_single_group(len(host_splits)):
+        checks.full_rows(host_splits, rows, f"{FULL_ROWS_SWITCH}=1")
+    return sum(host_splits) == rows
+
+
+def _wanted(
+    ops: Sequence[Any], contexts: Sequence[Any], problem: Problem, prob: torch.Tensor
+) -> frozenset[Output]:
+    wanted = {Output.Y}
+    fc1, fc2 = contexts[0].requires_grad, contexts[2].requires_grad
+    if fc1:
+        wanted.add(Output.DX)
+    if fc1 and leader(ops[0]).requires_grad:
+        wanted.update((Output.DW1, Output.DB1) if problem.fc1.has_bias else (Output.DW1,))
+    if fc2 and leader(ops[2]).requires_grad:
+        wanted.update((Output.DW2, Output.DB2) if problem.fc2.has_bias else (Output.DW2,))
+    unused = unit_scale(ops[1], problem)
+    if contexts[1].requires_grad and prob.requires_grad and not unused:
+        wanted.add(Output.DPROB)
+    return frozenset(wanted)
+
+
+def output_buffer(ops: Sequence[Any], plan: Plan, inputs: Inputs) -> torch.Tensor:
+    """Check every buffer that the step will write, and return the one of the output.
+
+    Returns:
+        The caller's buffer, or a fresh one: (rows, FC2 out features) in the compute dtype.
+
+    Raises:
+        ValueError, TypeError: A caller's buffer does not fit, or shares memory with the input.
+        RuntimeError: A ``main_grad`` is missing or has another shape.
+    """
+    problem, call = plan.problem, plan.call
+    for wanted, spec, op, label in (
+        (Output.DW1, problem.fc1, ops[0], "FC1"),
+        (Output.DW2, problem.fc2, ops[2], "FC2"),
+    ):
+        weights = parameters(op)
+        # FSDP provides the buffer only when the backward asks for it.
+        if call.wants(wanted) and spec.main_grad and not hasattr(weights[0], "__fsdp_param__"):
+            gradients.main_grad_target(spec, weights, problem.num_groups, label)
+    dtype, device = torch_dtype(call.dtype), inputs.x.device
+    read = [] if isinstance(inputs.x, GroupedTensor) else [inputs.x]
+    if inputs.grad_input is not None:
+        shape = (call.rows, problem.fc1.in_features)
+        others = [*read, *(buffer for buffer in (inputs.output,) if buffer is not None)]
+        checks.buffer("grad_input", inputs.grad_input, shape, dtype, device, others)
+    shape = (call.rows, problem.fc2.out_features)
+    if inputs.output is None:
+        return memory.empty(shape, dtype, device)
+    return checks.buffer("output", inputs.output, shape, dtype, device, read)

@@ -1,0 +1,136 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the forward keeps for the backward: named fields; flattened and restored in one way."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from te_grouped_mlp.op.operands import GroupedOperand, QuantizedCopy, Splits, WeightOperand
+from te_grouped_mlp.op.plan import Plan
+
+STASH_MARK = "grouped_tensor_scale_inv"
+"""Attribute by which Megatron's paged stash finds tensors whose live part is a row prefix; True on
+scale buffers. (Transformer Engine sets the same attribute on its own activations.)"""
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """The state of one call between its passes.
+
+    Attributes:
+        plan: What runs; the backward decides nothing.
+        splits: Division of the rows.
+        prob: (rows,) or None for one.
+        x: FC1's input, only the copy that its weight gradient reads; None when that is not wanted.
+        pre_activation: (rows, N1); None when nothing reads it.
+        activated: FC2's input likewise; None when not wanted or recomputed.
+        w1, w2: Weights for the backward products; None when not read, or when a distributed weight
+            is gathered anew.
+        owns_x: Whether the buffers of `x` were allocated by the op, so that it may free them.
+    """
+
+    plan: Plan
+    splits: Splits
+    prob: torch.Tensor | None
+    x: GroupedOperand | None
+    pre_activation: torch.Tensor | None
+    activated: GroupedOperand | None
+    w1: WeightOperand | None
+    w2: WeightOperand | None
+    owns_x: bool
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """The place of one tensor, or of a run of them, in the flat list."""
+
+    start: int
+    stop: int | None = None
+
+
+def flatten(state: SavedState) -> tuple[Any, list[torch.Tensor]]:
+    """Take the tensors out of a state, so that autograd (and its hooks) can keep them.
+
+    Activations are marked for Megatron's paged stash; nothing else is changed.
+
+    Returns:
+        What remains, and the tensors in the order that `restore` expects.
+    """
+    for tensor, is_scale in _row_prefix_tensors(state):
+        setattr(tensor, STASH_MARK, is_scale)
+    tensors: list[torch.Tensor] = []
+    return _take_out(state, tensors), tensors
+
+
+def restore(skeleton: Any, tensors: Sequence[torch.Tensor]) -> SavedState:
+    """Put the tensors back.
+
+    Args:
+        skeleton: The first result of `flatten`.
+        tensors: The second, or what autograd's hooks made of it.
+    """
+    state = _put_back(skeleton, tensors)
+    assert isinstance(state, SavedState)
+    return state
+
+
+def activations(state: SavedState) -> list[torch.Tensor]:
+    """Return the saved token tensors that may leave the GPU between the passes."""
+    return [tensor for tensor, is_scale in _row_prefix_tensors(state) if not is_scale]
+
+
+_HOLDERS = (SavedState, Splits, GroupedOperand, QuantizedCopy, WeightOperand)
+
+
+def _row_prefix_tensors(state: SavedState) -> list[tuple[torch.Tensor, bool]]:
+    found = []
+    for operand in (state.x, state.activated):
+        if operand is not None and operand.column is not None:
+            found += [(operand.column.data, False), (operand.column.scale, True)]
+        elif operand is not None and operand.plain is not None:
+            found.append((operand.plain, False))
+    found += [
+        (tensor, False) for tensor in (state.pre_activation, state.prob) if tensor is not None
+    ]
+    return found
+
+
+def _take_out(value: Any, tensors: list[torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return _Slot(len(tensors) - 1)
+    if isinstance(value, tuple) and value and isinstance(value[0], torch.Tensor):
+        # Hundreds of weights: one run instead of one slot each.
+        tensors.extend(value)
+        return _Slot(len(tensors) - len(value), len(tensors))
+    if isinstance(value, dict):
+        return {key: _take_out(item, tensors) for key, item in value.items()}
+    if isinstance(value, _HOLDERS):
+        fields = {
+            field.name: _take_out(getattr(value, field.name), tensors)
+            for field in dataclasses.fields(value)
+        }
+        return type(value)(**fields)
+    return value
+
+
+def _put_back(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    if isinstance(value, _Slot):
+        return (
+            tensors[value.start] if value.stop is None else tuple(tensors[value.start : value.stop])
+        )
+    if isinstance(value, dict):
+        return {key: _put_back(item, tensors) for key, item in value.items()}
+    if isinstance(value, _HOLDERS):
+        fields = {
+            field.name: _put_back(getattr(value, field.name), tensors)
+            for field in dataclasses.fields(value)
+        }
+        return type(value)(**fields)
+    return value

@@ -1,0 +1,175 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which backend runs: at fusion by the problem alone, at each call by the call's facts as well."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from te_grouped_mlp.op.backends.base import Backend
+from te_grouped_mlp.op.backends.checked import CheckedBackend
+from te_grouped_mlp.op.environment import (
+    BACKEND_SWITCH,
+    Environment,
+    Switches,
+    determinism_requested,
+    is_first_rank,
+)
+from te_grouped_mlp.op.plan import Plan, Reason, Reject
+from te_grouped_mlp.op.problem import Call, Problem
+
+logger = logging.getLogger("te_grouped_mlp")
+
+AUTO = "auto"
+UPSTREAM = "upstream"
+_MODULES = {"reference": ("te_grouped_mlp.op.backends.reference.backend", "ReferenceBackend")}
+"""Our backends in the order in which "auto" asks them."""
+
+NAMES = (*_MODULES, UPSTREAM)
+"""What NVTE_GROUPED_MLP_BACKEND may name, besides "auto"."""
+
+_PLANS_KEPT = 64
+
+
+@functools.cache
+def backend(name: str) -> Backend:
+    """Return one of our backends by name; the object holds no state of a call."""
+    module, cls = _MODULES[name]
+    found: Backend = getattr(importlib.import_module(module), cls)()
+    return found
+
+
+def candidates(env: Environment) -> tuple[str, ...]:
+    """Return the names of our backends to ask, in order; empty when upstream's op is named.
+
+    Raises:
+        ValueError: NVTE_GROUPED_MLP_BACKEND names no backend.
+    """
+    requested = env.switches.backend
+    if requested == AUTO:
+        return tuple(_MODULES)
+    if requested not in NAMES:
+        allowed = ", ".join((AUTO, *NAMES))
+        raise ValueError(f"{BACKEND_SWITCH} is {requested!r}; allowed: {allowed}")
+    return () if requested == UPSTREAM else (requested,)
+
+
+def refusals(problem: Problem, env: Environment) -> dict[str, Reject]:
+    """Return why each of our backends cannot run `problem`; those that can are not in it."""
+    found = {}
+    for name in candidates(env):
+        refusal = backend(name).refusal(problem, env)
+        if refusal is not None:
+            found[name] = refusal
+    return found
+
+
+def choose(problem: Problem, env: Environment) -> str | None:
+    """Return the first of our backends that can run `problem`, or None."""
+    refused = refusals(problem, env)
+    return next((name for name in candidates(env) if name not in refused), None)
+
+
+_plans: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
+
+
+def make_plan(problem: Problem, call: Call, env: Environment) -> Plan:
+    """Return the plan of one call; equal calls share one plan.
+
+    Raises:
+        RuntimeError: A deterministic result is asked for and no backend gives it; the message
+            names the output, the cause and what to change.
+        ValueError: No backend takes the call; the message holds each reason.
+    """
+    wrappers = tuple(sorted(env.wrappers.items())) if env.wrappers else ()
+    key = (problem, call, env.switches, env.single_group_is_always_dense, wrappers, env.sm)
+    plan = _plans.get(key)
+    if plan is not None:
+        _plans.move_to_end(key)
+        return plan
+    plan = _first_plan(problem, call, env)
+    _plans[key] = plan
+    if len(_plans) > _PLANS_KEPT:
+        _plans.popitem(last=False)
+    _report(plan)
+    return plan
+
+
+def run(plan: Plan) -> CheckedBackend:
+    """Return the four device operations of a plan, each checked against it."""
+    return CheckedBackend(backend(plan.backend), plan)
+
+
+def _first_plan(problem: Problem, call: Call, env: Environment) -> Plan:
+    rejects: list[tuple[str, Reject]] = []
+    for name in candidates(env):
+        outcome = backend(name).plan(problem, call, env)
+        if isinstance(outcome, Plan):
+            weak = _determinism_refusal(outcome)
+            if weak is None:
+                return outcome
+            outcome = weak
+        rejects.append((name, outcome))
+    raise _refusal_error(rejects)
+
+
+def _determinism_refusal(plan: Plan) -> Reject | None:
+    if not plan.call.deterministic:
+        return None
+    weak = plan.not_deterministic()
+    if not weak:
+        return None
+    parts = [
+        f"{output.value} is computed by {launch.kernel.value}, {launch.cause}"
+        for output, launch in weak.items()
+    ]
+    return Reject(Reason.NOT_DETERMINISTIC, "; ".join(parts))
+
+
+def _refusal_error(rejects: Sequence[tuple[str, Reject]]) -> Exception:
+    text = "; ".join(f"backend {name!r}: {reject}" for name, reject in rejects)
+    if any(reject.reason is Reason.NOT_DETERMINISTIC for _, reject in rejects):
+        return RuntimeError(f"the fused grouped MLP cannot be deterministic here: {text}")
+    return ValueError(f"no backend takes this call of the fused grouped MLP: {text}")
+
+
+def require_no_stronger_demand(plan: Plan, switches: Switches) -> None:
+    """Compare the demand for determinism now with the one that the plan was made for.
+
+    Raises:
+        RuntimeError: Determinism is demanded now, was not then, and an output would vary.
+    """
+    if plan.call.deterministic or not determinism_requested(switches):
+        return
+    weak = plan.not_deterministic()
+    if weak:
+        text = "; ".join(f"{output.value}: {launch.cause}" for output, launch in weak.items())
+        raise RuntimeError(
+            "a deterministic backward is demanded, but the forward was planned without it and "
+            f"these outputs would vary ({text}); demand it before the forward"
+        )
+
+
+_reported: set[tuple[object, ...]] = set()
+
+
+def _report(plan: Plan) -> None:
+    """Say once per kind of plan what runs, on the first rank."""
+    call = plan.call
+    key = (plan.backend, plan.problem, call.deterministic, plan.layout.extent)
+    if key in _reported or not is_first_rank():
+        return
+    _reported.add(key)
+    logger.info(
+        "grouped MLP with %d experts, %s, %s: backend %s, %s rows%s",
+        plan.problem.num_groups,
+        plan.problem.activation.kind.value,
+        call.format.name,
+        plan.backend,
+        plan.layout.extent.value,
+        ", deterministic" if call.deterministic else "",
+    )

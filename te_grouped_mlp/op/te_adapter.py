@@ -1,0 +1,225 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Transformer Engine's ops and tensors, read into the project's own records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import transformer_engine_torch as tex
+from transformer_engine.pytorch.constants import DType as TeDType
+from transformer_engine.pytorch.distributed_weight import is_distributed_weight
+from transformer_engine.pytorch.ops import basic
+from transformer_engine.pytorch.ops._common import get_dummy_wgrads_for_params
+from transformer_engine.pytorch.quantization import get_fp8_torch_dtype
+from transformer_engine.pytorch.quantized_tensor import QuantizedTensorStorage
+from transformer_engine.pytorch.tensor.grouped_tensor import GroupedTensor
+
+from te_grouped_mlp.op.environment import Switches
+from te_grouped_mlp.op.formats import MXFP8, NVFP4, UNQUANTIZED, DType, Format
+from te_grouped_mlp.op.operands import Splits
+from te_grouped_mlp.op.problem import (
+    Activation,
+    ActivationSpec,
+    LinearSpec,
+    Problem,
+    RecipeKind,
+)
+
+GroupedLinear = basic.GroupedLinear
+
+ACTIVATION_TYPES: dict[type, Activation] = {
+    getattr(basic, kind.value): kind for kind in Activation if hasattr(basic, kind.value)
+}
+"""TE's activation classes that the installed version has."""
+
+_FORMATS = {RecipeKind.NONE: UNQUANTIZED, RecipeKind.MXFP8: MXFP8, RecipeKind.NVFP4: NVFP4}
+HYBRID = "gradients in another format than E4M3"
+
+
+def leader(op: Any) -> torch.Tensor:
+    """Return the first weight parameter of a GroupedLinear."""
+    weight = op.weight if op.single_grouped_weight else op.weight0
+    assert isinstance(weight, torch.Tensor)
+    return weight
+
+
+def parameters(op: Any) -> list[torch.Tensor]:
+    """Return the weight parameters of a GroupedLinear: one grouped weight, or one per expert."""
+    if op.single_grouped_weight:
+        return [op.weight]
+    return [getattr(op, f"weight{index}") for index in range(op.num_groups)]
+
+
+def is_quantized(weight: torch.Tensor) -> bool:
+    """Whether a weight parameter is stored quantized."""
+    if isinstance(weight, GroupedTensor):
+        return weight.quantizer is not None
+    return isinstance(weight, QuantizedTensorStorage)
+
+
+def linear_spec(op: Any) -> LinearSpec:
+    """Read a GroupedLinear."""
+    weight = leader(op)
+    return LinearSpec(
+        in_features=op.in_features,
+        out_features=op.out_features,
+        has_bias=bool(op.has_bias),
+        scale_bias=bool(op._scale_bias),
+        single_grouped_weight=bool(op.single_grouped_weight),
+        single_grouped_bias=bool(op.single_grouped_bias),
+        quantized_weight=is_quantized(weight),
+        main_grad=bool(op._accumulate_into_main_grad),
+        delay_wgrad=op.need_backward_dw(),
+        distributed=is_distributed_weight(weight),
+    )
+
+
+def activation_spec(op: Any) -> ActivationSpec:
+    """Read a scaled activation.
+
+    Raises:
+        TypeError: The op is none.
+    """
+    kind = ACTIVATION_TYPES.get(type(op))
+    if kind is None:
+        allowed = ", ".join(cls.__name__ for cls in ACTIVATION_TYPES)
+        raise TypeError(f"activation is {type(op).__name__}; allowed: {allowed}")
+    values: dict[str, Any] = {}
+    if kind is Activation.CLAMPED_QGEGLU:
+        clamped = op._clamped
+        values = {"limit": clamped.limit, "alpha": clamped.alpha}
+        values["linear_offset"] = getattr(clamped, "glu_linear_offset", 1.0)
+    elif kind is Activation.SITU_GLU:
+        values = {"beta1": op.beta1, "beta2": op.beta2}
+    elif kind is Activation.TANH_SRELU:
+        values = {"clamp_scale": op.tanh_clamp_scale}
+    if kind.is_gated:
+        values["interleave"] = op.glu_interleave_size or None
+    return ActivationSpec(
+        kind=kind, recompute=bool(getattr(op, "activation_recompute_in_mlp", False)), **values
+    )
+
+
+def problem_of(fc1: Any, activation: Any, fc2: Any, recipe: Any) -> Problem:
+    """Read the three ops and the recipe.
+
+    Args:
+        fc1, activation, fc2: GroupedLinear, scaled activation, GroupedLinear.
+        recipe: A TE recipe, or None outside autocast.
+    """
+    weight = leader(fc1)
+    kind, detail = _recipe_kind(recipe)
+    quantizer = fc2.get_quantizer("backward", 0) if kind is RecipeKind.MXFP8 else None
+    if quantizer is not None and int(quantizer.dtype) != int(TeDType.kFloat8E4M3):
+        # TE keeps quantizers when only the recipe's content changes.
+        detail = HYBRID
+    return Problem(
+        num_groups=fc1.num_groups,
+        fc1=linear_spec(fc1),
+        fc2=linear_spec(fc2),
+        activation=activation_spec(activation),
+        recipe=kind,
+        recipe_detail=detail,
+        device=weight.device.type,
+        dtype=DType.of(weight.dtype),
+    )
+
+
+def _recipe_kind(recipe: Any) -> tuple[RecipeKind, str]:
+    if recipe is None:
+        return RecipeKind.NONE, ""
+    if recipe.mxfp8():
+        grad_dtype = get_fp8_torch_dtype(recipe, fprop_tensor=False)
+        if recipe.backward_override is not None:
+            return RecipeKind.OTHER, f"backward_override is {recipe.backward_override!r}"
+        return RecipeKind.MXFP8, "" if grad_dtype == torch.float8_e4m3fn else HYBRID
+    if recipe.nvfp4():
+        return RecipeKind.NVFP4, "rht disabled" if recipe.disable_rht else ""
+    return RecipeKind.OTHER, type(recipe).__name__
+
+
+def widths(problem: Problem) -> tuple[int, int, int, int]:
+    """Return the feature widths of the token tensors of a step."""
+    fc1, fc2 = problem.fc1, problem.fc2
+    return fc1.in_features, fc1.out_features, fc2.in_features, fc2.out_features
+
+
+def compute_dtype(op: Any) -> torch.dtype:
+    """Return autocast's dtype where autocast is on, else the dtype of the weights."""
+    weight = leader(op)
+    device = weight.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return weight.dtype
+
+
+def host_splits(split_sizes: torch.Tensor, switches: Switches) -> tuple[int, ...] | None:
+    """Return the split sizes where the host may read them: CPU tensors, or when checks are on.
+
+    Synchronises with a GPU only under NVTE_GROUPED_MLP_CHECK=1.
+    """
+    if split_sizes.device.type == "cpu" or switches.check:
+        return tuple(split_sizes.tolist())
+    return None
+
+
+def read_splits(
+    split_sizes: torch.Tensor,
+    host: tuple[int, ...] | None,
+    problem: Problem,
+    device: torch.device,
+) -> Splits:
+    """Compute every offset that a step needs, in one tex call.
+
+    Args:
+        split_sizes: int32 or int64 (G,).
+        host: The result of `host_splits`.
+        problem: The facts of the ops; their widths need element offsets.
+        device: The op's device.
+    """
+    unique = list(dict.fromkeys(widths(problem)))
+    sizes, offsets = tex.splits_to_offsets_multi(
+        split_sizes,
+        device,
+        strides=[1, 1, *unique],
+        include_leading_zero=[False] + [True] * (1 + len(unique)),
+        dtypes=[torch.int32] + [torch.int64] * (1 + len(unique)),
+        bulk_allocate=True,
+    )
+    return Splits(
+        sizes=sizes,
+        ends=offsets[0],
+        offsets=offsets[1],
+        element_offsets=dict(zip(unique, offsets[2:], strict=True)),
+        host=host,
+    )
+
+
+def packed_bias(op: Any, dtype: torch.dtype) -> torch.Tensor | None:
+    """Return all biases as (G, N), a view where TE stores them so; None without a bias."""
+    if not op.has_bias:
+        return None
+    bias = op._get_packed_bias_tensor(dtype)
+    assert isinstance(bias, torch.Tensor)
+    return bias.detach()
+
+
+def placeholder_grads(weights: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Return what autograd gets for weights whose gradient went to ``main_grad``.
+
+    Sets ``grad_added_to_main_grad`` where a parameter has it, as Megatron expects.
+    """
+    return list(get_dummy_wgrads_for_params(list(weights)))
+
+
+def format_of(problem: Problem) -> Format:
+    """Return the operand format of a problem that some backend accepts."""
+    return _FORMATS[problem.recipe]
+
+
+def is_gemm_ready(tensor: torch.Tensor) -> bool:
+    """Whether a token tensor arrived with both quantized copies, which then are the caller's."""
+    return isinstance(tensor, GroupedTensor) and bool(tensor._with_gemm_swizzled_scales)

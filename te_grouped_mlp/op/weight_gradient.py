@@ -1,0 +1,100 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Weight gradients of one linear: computed now or put off, and what autograd is given for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformer_engine.pytorch.utils import clear_tensor_data
+
+from te_grouped_mlp.op import gradients, weights
+from te_grouped_mlp.op.backends.checked import CheckedBackend
+from te_grouped_mlp.op.gradients import WgradTarget
+from te_grouped_mlp.op.layout import Kernel, Output
+from te_grouped_mlp.op.operands import GroupedOperand, torch_dtype
+from te_grouped_mlp.op.plan import Plan
+from te_grouped_mlp.op.problem import LinearSpec
+from te_grouped_mlp.op.te_adapter import parameters, placeholder_grads
+
+_WANTED = {Kernel.FC1_WGRAD: Output.DW1, Kernel.FC2_WGRAD: Output.DW2}
+
+
+def parameter_grads(
+    op: Any,
+    plan: Plan,
+    run: CheckedBackend,
+    kernel: Kernel,
+    x: GroupedOperand | None,
+    dy: GroupedOperand | None,
+    bias_grad: torch.Tensor | None,
+    *,
+    owns_x: bool,
+) -> list[torch.Tensor | None]:
+    """Compute, or put off, the weight gradients of one linear.
+
+    Args:
+        op: The GroupedLinear.
+        plan: The plan of the call.
+        run: Its device operations.
+        kernel: FC1_WGRAD or FC2_WGRAD.
+        x, dy: Column copies of input and output gradient; unused when no weight gradient is wanted.
+        bias_grad: fp32 (G, N), or None.
+        owns_x: Free the buffers of `x` after use; they were allocated by the op.
+
+    Returns:
+        One entry per parameter of `op`, in registration order; None where autograd gets nothing.
+    """
+    spec = plan.problem.fc1 if kernel is Kernel.FC1_WGRAD else plan.problem.fc2
+    if bias_grad is not None:
+        bias_grad = bias_grad.to(torch_dtype(plan.call.dtype))
+    given: Sequence[torch.Tensor | None] = [None] * len(parameters(op))
+    if plan.call.wants(_WANTED[kernel]):
+        assert x is not None
+        assert dy is not None
+        given = _weight_grads(op, spec, plan, run, kernel, x, dy, owns_x=owns_x)
+    return gradients.in_registration_order(spec, given, bias_grad, plan.problem.num_groups)
+
+
+def _weight_grads(
+    op: Any,
+    spec: LinearSpec,
+    plan: Plan,
+    run: CheckedBackend,
+    kernel: Kernel,
+    x: GroupedOperand,
+    dy: GroupedOperand,
+    *,
+    owns_x: bool,
+) -> Sequence[torch.Tensor | None]:
+    owners, groups = parameters(op), plan.problem.num_groups
+    if spec.main_grad and not spec.distributed:
+        label = "FC1" if kernel is Kernel.FC1_WGRAD else "FC2"
+        target = gradients.main_grad_target(spec, owners, groups, label)
+    else:
+        dtype, device = torch_dtype(plan.call.dtype), dy.splits.sizes.device
+        target = gradients.fresh_target(spec, groups, dtype, device)
+    if spec.delay_wgrad:
+        # TE's queue calls the function with the list and clears its first entry afterwards.
+        entry = [[], None, list(target.members())]
+        op.wgrad_store.put(entry, lambda *_: run.wgrad(kernel, x, dy, target))
+    else:
+        run.wgrad(kernel, x, dy, target)
+        if owns_x and x.column is not None:
+            clear_tensor_data(x.column.data, x.column.scale)
+        if spec.distributed:
+            weights.finalize_grads(op, target.members())
+    if spec.main_grad or spec.distributed:
+        return placeholder_grads(owners)
+    if spec.delay_wgrad:
+        return [None] * len(owners)
+    return _as_parameters(spec, target)
+
+
+def _as_parameters(spec: LinearSpec, target: WgradTarget) -> Sequence[torch.Tensor]:
+    if spec.single_grouped_weight:
+        assert isinstance(target.out, torch.Tensor)
+        return [target.out]
+    return target.members()

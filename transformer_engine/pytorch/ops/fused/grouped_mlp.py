@@ -1,0 +1,357 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The fused grouped MLP: GroupedLinear, scaled activation, GroupedLinear as one op.
+
+This file takes the place of Transformer Engine's module of the same name. For rows of expert g::
+
+    h     = x W1_g^T + b1_g                     y  = (act(h) * p) W2_g^T + b2_g (* p)
+    dh    = act'(h) * p * (dy W2_g)             dx = dh W1_g
+    dp    = sum(act(h) * (dy W2_g)) (+ dy b2_g)
+    dW2_g = dy^T (act(h) * p)                   dW1_g = dh^T x
+
+Which rows a product touches is decided once, in `te_grouped_mlp.op.layout`; what runs is a plan,
+made by the forward and read by the backward.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformer_engine.pytorch.cpu_offload import (
+    is_cpu_offload_enabled,
+    mark_activation_offload,
+    start_offload,
+)
+from transformer_engine.pytorch.ops.fuser import register_forward_backward_fusion
+from transformer_engine.pytorch.ops.op import FusedOperation
+from transformer_engine.pytorch.quantization import FP8GlobalStateManager
+from transformer_engine.pytorch.tensor.grouped_tensor import GroupedTensor
+
+from te_grouped_mlp.op import (
+    bias_gradient,
+    checks,
+    environment,
+    fusion,
+    memory,
+    quantize,
+    saved,
+    selection,
+    te_adapter,
+    weight_gradient,
+    weights,
+)
+from te_grouped_mlp.op.backends.base import DactEpilogue, DactResult, Fc1Epilogue, GemmEpilogue
+from te_grouped_mlp.op.backends.checked import CheckedBackend
+from te_grouped_mlp.op.inputs import Inputs, output_buffer, read_call, read_inputs
+from te_grouped_mlp.op.layout import Kernel, Output
+from te_grouped_mlp.op.operands import Axis, GroupedOperand, Splits, torch_dtype
+from te_grouped_mlp.op.plan import Plan
+from te_grouped_mlp.op.problem import LinearSpec, Problem
+
+DETERMINISTIC_DPROB = True
+"""For clients that rewrite the op to get a deterministic probability gradient: with this module
+they need not, since it gives one or raises RuntimeError, on whichever path runs."""
+
+
+class _GroupedMLP_CuTeGEMMBase(FusedOperation):  # noqa: N801  (upstream's name)
+    """One step of a grouped MLP; see the module's formulas."""
+
+    def __init__(self, *, fc1: Any, activation: Any, fc2: Any) -> None:
+        """Fuse three ops.
+
+        Raises:
+            TypeError: `activation` is no scaled activation.
+            ValueError, RuntimeError: The fused op cannot run with them here.
+        """
+        validate_grouped_mlp_dims(fc1, activation, fc2)
+        super().__init__((fc1, activation, fc2))
+        fusion.require_supported(self._problem())
+
+    @fusion.capability
+    def is_supported(cls) -> bool:
+        """Whether the switch is on and one of our backends runs on this machine."""
+        return fusion.is_supported(gated=issubclass(cls, GroupedMLP_CuTeGEMMGLU))
+
+    @fusion.capability
+    def grouped_gemm_activation_kernel(cls) -> Any:
+        """Return the frontend's kernel of the forward activation, as upstream's class does."""
+        return fusion.frontend_kernel("glu" if issubclass(cls, GroupedMLP_CuTeGEMMGLU) else "srelu")
+
+    @fusion.capability
+    def grouped_gemm_dactivation_kernel(cls) -> Any:
+        """Return the frontend's kernel of the backward activation, as upstream's class does."""
+        return fusion.frontend_kernel(
+            "dglu" if issubclass(cls, GroupedMLP_CuTeGEMMGLU) else "dsrelu"
+        )
+
+    def _problem(self) -> Problem:
+        """Read the ops anew: TE fuses once, but options and the recipe's content may change."""
+        manager = FP8GlobalStateManager
+        recipe = manager.get_fp8_recipe() if manager.is_fp8_enabled() else None
+        return te_adapter.problem_of(*self.basic_ops, recipe)
+
+    def fuser_forward(
+        self,
+        basic_op_ctxs: list[Any],
+        input_: torch.Tensor,
+        *,
+        basic_op_extra_inputs: list[Sequence[torch.Tensor]],
+        basic_op_kwargs: list[dict[str, Any]],
+        **_unused: Any,
+    ) -> tuple[torch.Tensor, Sequence[Sequence[torch.Tensor]]]:
+        """Run the forward; the contract is `FusibleOperation.fuser_forward`.
+
+        Extra inputs are FC1's split sizes, the probabilities, FC2's split sizes (the same tensor)
+        and, with ``scale_bias``, the probabilities again. ``output`` (FC2) and ``grad_input`` (FC1)
+        may be given as keywords; their rows past the live ones keep their content.
+
+        Raises:
+            ValueError, TypeError, RuntimeError: Before any kernel; the message names the argument.
+        """
+        ops, env, problem = self.basic_ops, environment.current(), self._problem()
+        inputs = read_inputs(ops, problem, input_, basic_op_extra_inputs, basic_op_kwargs)
+        prob = basic_op_extra_inputs[1][0]
+        host = te_adapter.host_splits(inputs.split_sizes, env.switches)
+        call = read_call(ops, basic_op_ctxs, problem, inputs, prob, host, env)
+        plan = selection.make_plan(problem, call, env)
+        out = output_buffer(ops, plan, inputs)
+        splits = te_adapter.read_splits(inputs.split_sizes, host, problem, inputs.x.device)
+        state = _forward(ops, plan, inputs, splits, out)
+        if call.needs_backward:
+            ctx = basic_op_ctxs[0]
+            ctx.skeleton, tensors = saved.flatten(state)
+            if is_cpu_offload_enabled():
+                start_offload(*saved.activations(state))
+                mark_activation_offload(*saved.activations(state))
+            ctx.save_for_backward(*tensors)
+            ctx.input_shape, ctx.grad_input = inputs.shape, inputs.grad_input
+            ctx.prob_shape, ctx.prob_dtype = prob.shape, prob.dtype
+        return out.view(*inputs.shape[:-1], problem.fc2.out_features), [(), (), ()]
+
+    def fuser_backward(
+        self, basic_op_ctxs: list[Any], grad_output: torch.Tensor, **_unused: Any
+    ) -> tuple[Any, list[Any], list[Any]]:
+        """Run the backward; the contract is `FusibleOperation.fuser_backward`.
+
+        Raises:
+            RuntimeError: Determinism is demanded now and was not when the plan was made.
+        """
+        ctx, ops = basic_op_ctxs[0], self.basic_ops
+        state = saved.restore(ctx.skeleton, ctx.saved_tensors)
+        plan = state.plan
+        selection.require_no_stronger_demand(plan, environment.read_switches())
+        features, device = plan.problem.fc2.out_features, state.splits.sizes.device
+        checks.tokens("grad_output", grad_output, features, device)
+        dx, grads1, grads2, dprob = _backward(ops, state, grad_output, ctx.grad_input)
+        if dx is not None:
+            dx = dx.view(ctx.input_shape)
+        if dprob is not None:
+            dprob = dprob.to(ctx.prob_dtype).view(ctx.prob_shape)
+        extra2 = (None, None) if plan.problem.fc2.scale_bias else (None,)
+        return dx, [grads1, (), grads2], [(None,), (dprob,), extra2]
+
+
+_NOTHING = DactResult(grad=None, dprob=None, bias_grad=None, activated=None)
+"""What the activation's backward gives when nothing before it needs a gradient."""
+
+
+def _forward(
+    ops: Any, plan: Plan, inputs: Inputs, splits: Splits, out: torch.Tensor
+) -> saved.SavedState:
+    """Launch the forward into `out` and return what the backward needs."""
+    fc1, _, fc2 = ops
+    problem, call, run = plan.problem, plan.call, selection.run(plan)
+    dtype, fmt = torch_dtype(call.dtype), call.format
+    dw1, dx = call.wants(Output.DW1), call.wants(Output.DX)
+    keeps_activated = call.wants(Output.DW2) and not problem.activation.recomputes_input
+
+    w1 = weights.forward_members(fc1, problem.fc1, fmt, dtype, column=dx)
+    w2 = weights.forward_members(fc2, problem.fc2, fmt, dtype, column=call.needs_dact)
+    x = _tokens(inputs.x, fc1.get_quantizer("forward", 0), plan, splits, row=True, column=dw1)
+    first = run.fc1_act(
+        x,
+        weights.operand(w1, problem.fc1, fmt, Axis.ROW),
+        Fc1Epilogue(
+            te_adapter.packed_bias(fc1, dtype), inputs.prob, keeps_activated, call.needs_backward
+        ),
+    )
+    run.gemm(
+        Kernel.FC2_FORWARD,
+        first.activated,
+        weights.operand(w2, problem.fc2, fmt, Axis.ROW),
+        out,
+        GemmEpilogue(
+            te_adapter.packed_bias(fc2, dtype), inputs.bias_scale, zero_tail=inputs.output is None
+        ),
+    )
+    return saved.SavedState(
+        plan=plan,
+        splits=splits,
+        prob=inputs.prob,
+        x=dataclasses.replace(x, row=None) if dw1 else None,
+        pre_activation=first.pre_activation,
+        activated=dataclasses.replace(first.activated, row=None) if keeps_activated else None,
+        w1=_backward_weight(w1, problem.fc1, plan, wanted=dx),
+        w2=_backward_weight(w2, problem.fc2, plan, wanted=call.needs_dact),
+        owns_x=fmt.is_block_scaled and not te_adapter.is_gemm_ready(inputs.x),
+    )
+
+
+def _tokens(
+    tensor: torch.Tensor, quantizer: Any, plan: Plan, splits: Splits, *, row: bool, column: bool
+) -> GroupedOperand:
+    call = plan.call
+    return quantize.tokens(
+        tensor,
+        quantizer,
+        dtype=torch_dtype(call.dtype),
+        fmt=call.format,
+        layout=plan.layout,
+        splits=splits,
+        row=row,
+        column=column,
+    )
+
+
+def _backward_weight(members: Any, spec: LinearSpec, plan: Plan, *, wanted: bool) -> Any:
+    """Return the operand to save; a distributed weight is gathered anew instead."""
+    if not wanted or spec.distributed:
+        return None
+    return weights.operand(members, spec, plan.call.format, Axis.COLUMN)
+
+
+def _backward(
+    ops: Any, state: saved.SavedState, grad_output: torch.Tensor, grad_input: torch.Tensor | None
+) -> tuple[torch.Tensor | None, Any, Any, torch.Tensor | None]:
+    """Launch the backward; returns dx, FC1's and FC2's parameter gradients, and dprob in fp32."""
+    fc1, _, fc2 = ops
+    plan, splits = state.plan, state.splits
+    problem, call, run = plan.problem, plan.call, selection.run(plan)
+    if not isinstance(grad_output, GroupedTensor):
+        grad_output = grad_output.reshape(-1, problem.fc2.out_features)
+    db2, dscale = bias_gradient.of_fc2(fc2, state, grad_output)
+    quantizer = fc2.get_quantizer("backward", 0)
+    dw2 = call.wants(Output.DW2)
+    dy = _tokens(grad_output, quantizer, plan, splits, row=call.needs_dact, column=dw2)
+    act = _through_activation(fc2, run, state, dy) if call.needs_dact else _NOTHING
+    activated = state.activated if act.activated is None else act.activated
+    grads2 = weight_gradient.parameter_grads(
+        fc2, plan, run, Kernel.FC2_WGRAD, activated, dy, db2, owns_x=call.format.is_block_scaled
+    )
+    dx = None
+    if call.wants(Output.DX):
+        dx = _input_grad(fc1, run, state, act.grad, grad_input)
+    grads1 = weight_gradient.parameter_grads(
+        fc1, plan, run, Kernel.FC1_WGRAD, state.x, act.grad, act.bias_grad, owns_x=state.owns_x
+    )
+    dprob = act.dprob
+    if dprob is not None and dscale is not None:
+        dprob = dprob + dscale
+    return dx, grads1, grads2, dprob
+
+
+def _through_activation(
+    fc2: Any, run: CheckedBackend, state: saved.SavedState, dy: GroupedOperand
+) -> DactResult:
+    problem, call = state.plan.problem, state.plan.call
+    w2 = state.w2
+    if w2 is None:
+        members = weights.backward_members(fc2, call.format, torch_dtype(call.dtype))
+        w2 = weights.operand(members, problem.fc2, call.format, Axis.COLUMN)
+    assert state.pre_activation is not None
+    return run.dact_dgrad(
+        dy,
+        w2,
+        state.pre_activation,
+        DactEpilogue(
+            prob=state.prob,
+            want_dprob=call.wants(Output.DPROB),
+            want_bias_grad=call.wants(Output.DB1),
+            want_column=call.wants(Output.DW1),
+            want_activated=call.wants(Output.DW2) and problem.activation.recomputes_input,
+        ),
+    )
+
+
+def _input_grad(
+    fc1: Any,
+    run: CheckedBackend,
+    state: saved.SavedState,
+    dh: GroupedOperand,
+    buffer: torch.Tensor | None,
+) -> torch.Tensor:
+    problem, call = state.plan.problem, state.plan.call
+    dtype = torch_dtype(call.dtype)
+    w1 = state.w1
+    if w1 is None:
+        members = weights.backward_members(fc1, call.format, dtype)
+        w1 = weights.operand(members, problem.fc1, call.format, Axis.COLUMN)
+    dx = buffer
+    if dx is None:
+        shape = (call.rows, problem.fc1.in_features)
+        dx = memory.empty(shape, dtype, state.splits.sizes.device)
+    run.gemm(Kernel.FC1_DGRAD, dh, w1, dx, GemmEpilogue(zero_tail=buffer is None))
+    return dx
+
+
+class GroupedMLP_CuTeGEMMGLU(_GroupedMLP_CuTeGEMMBase):  # noqa: N801  (upstream's name)
+    """The fused op with a gated activation."""
+
+
+class GroupedMLP_CuTeGEMMUnary(_GroupedMLP_CuTeGEMMBase):  # noqa: N801  (upstream's name)
+    """The fused op with a unary activation."""
+
+
+def is_glu_activation(activation: Any) -> bool:
+    """Whether an op is a gated scaled activation."""
+    kind = te_adapter.ACTIVATION_TYPES.get(type(activation))
+    return kind is not None and kind.is_gated
+
+
+def validate_grouped_mlp_dims(fc1: Any, activation: Any, fc2: Any) -> None:
+    """Check that the three ops fit together and the kernels.
+
+    Raises:
+        TypeError: `activation` is no scaled activation.
+        ValueError: The numbers do not fit; the message names them.
+    """
+    mismatch = fusion.dimension_mismatch(fc1, activation, fc2)
+    if mismatch is not None:
+        raise ValueError(str(mismatch))
+
+
+def fuse_grouped_mlp_ops(
+    ops: list[Any],
+    *,
+    recipe: Any,
+    fused_op_cls: type[_GroupedMLP_CuTeGEMMBase],
+    activation_op_types: Any = None,
+) -> list[Any]:
+    """Replace every triple whose activation fits `fused_op_cls` (and is of the given types)."""
+
+    def build(fc1: Any, activation: Any, fc2: Any) -> Any:
+        return fused_op_cls(fc1=fc1, activation=activation, fc2=fc2)
+
+    gated = issubclass(fused_op_cls, GroupedMLP_CuTeGEMMGLU)
+    return fusion.fuse(ops, recipe, gated, build, activation_op_types)
+
+
+def fuse_glu_ops(ops: list[Any], *, recipe: Any = None, **_unused: Any) -> list[Any]:
+    """Fuse the triples with a gated activation."""
+    return fuse_grouped_mlp_ops(ops, recipe=recipe, fused_op_cls=GroupedMLP_CuTeGEMMGLU)
+
+
+def fuse_unary_activation_ops(ops: list[Any], *, recipe: Any = None, **_unused: Any) -> list[Any]:
+    """Fuse the triples with a unary activation."""
+    return fuse_grouped_mlp_ops(ops, recipe=recipe, fused_op_cls=GroupedMLP_CuTeGEMMUnary)
+
+
+# The names of both functions in Transformer Engine 2.19.
+fuse_ops, fuse_srelu_ops = fuse_glu_ops, fuse_unary_activation_ops
+
+# Always registered: the switch is read when a fuser first fuses, so it may be set after import.
+register_forward_backward_fusion(fuse_glu_ops, prepend=True)
+register_forward_backward_fusion(fuse_unary_activation_ops, prepend=True)
