@@ -93,6 +93,8 @@ class Environment:
         standalone: Whether our replacement for Transformer Engine's extension is in use.
         single_group_is_always_dense: Reproduce the faulty layout decision. Honoured by the
             reference backend alone, and only `override` can set it.
+        treat_rows_as_full: What to take for known instead of looking at the splits: False makes an
+            exact-size call PACKED, to compare it with a padded one. Only `override` can set it.
     """
 
     sm: tuple[int, int] | Absent
@@ -101,6 +103,7 @@ class Environment:
     switches: Switches
     standalone: bool
     single_group_is_always_dense: bool = False
+    treat_rows_as_full: bool | None = None
 
     def wrapper_takes(self, wrapper: str, argument: str) -> bool:
         """Whether the installed frontend's `wrapper` (a short name) has `argument`."""

@@ -19,7 +19,6 @@ from te_grouped_mlp.op import checks, gradients, memory
 from te_grouped_mlp.op.environment import (
     FULL_ROWS_SWITCH,
     Environment,
-    Switches,
     determinism_requested,
 )
 from te_grouped_mlp.op.formats import DType
@@ -183,7 +182,7 @@ def read_call(
         rows=rows,
         dtype=DType.of(compute_dtype(ops[0])),
         prob_dtype=DType.of(prob.dtype),
-        rows_are_full=_rows_are_full(host_splits, rows, inputs.prob is None, env.switches),
+        rows_are_full=_rows_are_full(host_splits, rows, inputs.prob is None, env),
         wanted=_wanted(ops, contexts, problem, prob),
         input_kind=(
             TensorKind.PREQUANTIZED if isinstance(inputs.x, GroupedTensor) else TensorKind.PLAIN
@@ -195,8 +194,11 @@ def read_call(
 
 
 def _rows_are_full(
-    host_splits: tuple[int, ...] | None, rows: int, unit: bool, switches: Switches
+    host_splits: tuple[int, ...] | None, rows: int, unit: bool, env: Environment
 ) -> bool:
+    switches = env.switches
+    if env.treat_rows_as_full is not None:
+        return env.treat_rows_as_full
     if host_splits is None:
         return unit or switches.full_rows
     if unit:
