@@ -18,6 +18,7 @@ import os
 import platform
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +35,8 @@ _EXTENSION_SUFFIX = {"Linux": ".so", "Darwin": ".dylib", "Windows": ".dll"}
 _DEVICE_NODES = ("/dev/nvidia[0-9]*", "/dev/dxg", "/dev/nvhost-gpu", "/dev/nvgpu/*")
 
 _active = False
+# Names being looked up by this thread, so that asking the other finders does not come back here.
+_asking = threading.local()
 
 
 def is_active() -> bool:
@@ -238,12 +241,18 @@ class StandaloneFinder(importlib.abc.MetaPathFinder):
         after: Callable[[ModuleType], None],
         environment: dict[str, str] | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
-        """Ask the finders after this one, so that an overlay of the same module still counts."""
-        finders = sys.meta_path[sys.meta_path.index(self) + 1 :] if self in sys.meta_path else ()
-        for finder in finders or (importlib.machinery.PathFinder,):
-            find = getattr(finder, "find_spec", None)
-            spec = None if find is None else find(fullname, path, target)
-            if spec is not None and spec.loader is not None:
-                spec.loader = _WrappedLoader(spec.loader, after, environment)
-                return spec
+        """Wrap the loader that the other finders give (an editable install brings its own)."""
+        asking = _asking.__dict__.setdefault("names", set())
+        if fullname in asking:
+            return None
+        asking.add(fullname)
+        try:
+            for finder in sys.meta_path:
+                find = getattr(finder, "find_spec", None)
+                spec = None if find is None else find(fullname, path, target)
+                if spec is not None and spec.loader is not None:
+                    spec.loader = _WrappedLoader(spec.loader, after, environment)
+                    return spec
+        finally:
+            asking.discard(fullname)
         return None

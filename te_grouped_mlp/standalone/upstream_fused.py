@@ -56,6 +56,8 @@ def _sync(module: ModuleType) -> None:
         if fuse is None:
             continue
         fused_class = vars(module)[class_name]
+        if not hasattr(fused_class.is_supported, "cache_clear"):
+            continue  # our own class, in a tree patched to use the fork
         fused_class.is_supported.cache_clear()
         # A copy under a private name belongs to whoever loaded it; only the public one registers.
         if module.__name__ == _PUBLIC_NAME and fused_class.is_supported():

@@ -220,7 +220,7 @@ def scaled_clamped_swiglu(
     glu_linear_offset: float = 1.0,
     glu_interleave_size: int = 0,
 ) -> torch.Tensor:
-    """Return `c * sigmoid(alpha c) * (clamp(linear) + offset) * scale` with c = min(gate, limit)."""
+    """Return `c sigmoid(alpha c) (clamp(linear) + offset) * scale`, c = min(gate, limit)."""
     forward, _ = _clamped(limit, alpha, glu_linear_offset)
     return _glu_forward(
         "scaled_clamped_swiglu", input, act_scales, quantizer, glu_interleave_size, forward

@@ -1,0 +1,41 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Transformer Engine over our tex, for the tests of this folder."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+import te_grouped_mlp
+
+te_grouped_mlp.activate()
+
+
+@pytest.fixture(scope="session")
+def te() -> ModuleType:
+    """Transformer Engine's torch package, running standalone."""
+    from transformer_engine import pytorch
+
+    from te_grouped_mlp import standalone
+
+    assert standalone.is_active()
+    return pytorch
+
+
+@pytest.fixture(scope="session")
+def tex(te: ModuleType) -> ModuleType:
+    """The module that Transformer Engine imports as its compiled extension."""
+    import transformer_engine_torch
+
+    return transformer_engine_torch
+
+
+@pytest.fixture(autouse=True)
+def _hostile_memory():
+    """Fill every fresh buffer with NaN patterns, so that an unwritten byte shows."""
+    from te_grouped_mlp.op import memory
+
+    with memory.hostile(0xFF):
+        yield
