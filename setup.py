@@ -96,7 +96,7 @@ class BuildPth(Command):
     """
 
     description = f"copy {PTH} to the root of the wheel"
-    user_options: list[tuple[str, str | None, str]] = []
+    user_options = [("build-lib=", "d", "folder to copy it to")]
     editable_mode = False
 
     def initialize_options(self) -> None:

@@ -22,7 +22,7 @@ TARGET = f"{PACKAGE}.grouped_mlp"
 # The text by which our "use the fork" patch marks a TE file that it changed.
 PATCH_MARKER = "te-grouped-mlp: use the fork"
 
-SUPPORTED = "2.19.0 and 2.20.x"
+SUPPORTED = "2.19.0 or 2.20.x"
 _SUPPORTED_PATTERN = re.compile(r"2\.(19\.0|20\.\d+)(\+.*)?")
 
 # Module of TE -> name -> the keywords with which we call it. A version outside SUPPORTED is taken

@@ -1,14 +1,10 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The table of names against the TE that is installed here."""
+"""How names and keywords are looked up; test_installed_te has the real table."""
 
 from __future__ import annotations
 
 from te_grouped_mlp import host
-
-
-def test_installed_te_has_every_name_and_keyword() -> None:
-    assert list(host.missing_host_names()) == []
 
 
 def test_a_wrong_keyword_is_found() -> None:

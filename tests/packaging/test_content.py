@@ -1,0 +1,88 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the wheel holds and asks for."""
+
+from __future__ import annotations
+
+import email
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.site import clean_environment
+
+PYTHON_FOLDERS = {
+    "te_grouped_mlp": "te_grouped_mlp",
+    "patches": "te_grouped_mlp/patches",
+    "transformer_engine/pytorch/ops/fused": "te_grouped_mlp/_fork",
+}
+
+
+def _expected(source: Path) -> set[str]:
+    """Name every Python file of the tree by the path it must get."""
+    return {
+        f"{installed}/{file.relative_to(source / folder).as_posix()}"
+        for folder, installed in PYTHON_FOLDERS.items()
+        for file in (source / folder).rglob("*.py")
+    }
+
+
+def _check_names(names: set[str], source: Path) -> None:
+    python = {name for name in names if name.endswith(".py")}
+    assert python == _expected(source)
+    assert "te_grouped_mlp/_fork/grouped_mlp.py" in python
+    assert "te_grouped_mlp/patches/__init__.py" in python
+    assert "te_grouped_mlp.pth" in names
+    assert "te_grouped_mlp/py.typed" in names
+    top = {name.split("/")[0] for name in names if ".dist-info/" not in name}
+    assert top == {"te_grouped_mlp", "te_grouped_mlp.pth"}
+
+
+def test_build_places_every_file_once(source_tree: Path, tmp_path: Path) -> None:
+    """The part of the build that needs no compiler."""
+    commands = ["build_py", "-d", str(tmp_path), "build_pth", "-d", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "setup.py", "-q", *commands],
+        cwd=source_tree,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = {f.relative_to(tmp_path).as_posix() for f in tmp_path.rglob("*") if f.is_file()}
+    _check_names(names, source_tree)
+
+
+def test_pth_is_one_line_and_starts_with_import(source_tree: Path) -> None:
+    """`site` executes only lines that start with import; any other is taken for a folder."""
+    lines = (source_tree / "te_grouped_mlp.pth").read_text().splitlines()
+    assert lines == ["import te_grouped_mlp._bootstrap; te_grouped_mlp._bootstrap.install()"]
+
+
+@pytest.mark.slow
+def test_wheel_holds_every_file_and_the_extension(wheel: Path, source_tree: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    _check_names(names, source_tree)
+    extensions = [name for name in names if name.endswith(".so")]
+    assert len(extensions) == 1
+    assert extensions[0].startswith("te_grouped_mlp/_C.")
+
+
+@pytest.mark.slow
+def test_wheel_asks_for_torch_without_bound_and_never_for_te(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+    metadata = email.message_from_string(archive.read(name).decode())
+    requirements = metadata.get_all("Requires-Dist") or []
+    plain = {r for r in requirements if ";" not in r}
+    assert plain == {"torch", "packaging", "rich", "libcst"}
+    named = {re.split(r"[ \[<>=!~;]", r)[0].lower().replace("_", "-") for r in requirements}
+    assert not {n for n in named if n.startswith("transformer-engine")}
+    extras = set(metadata.get_all("Provides-Extra") or [])
+    assert extras == {"standalone", "kernels", "kernels-cu13", "dev"}
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Requires-Python"] == ">=3.10"
