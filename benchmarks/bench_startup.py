@@ -48,17 +48,24 @@ def line_ms(root: Path, runs: int) -> list[float]:
     return [int(output) / 1e6 for output in outputs]
 
 
-def start_ms(line: str, root: Path, runs: int) -> list[float]:
-    """Time a whole start of Python whose site folder has one `.pth` file with this line."""
+def start_ms(lines: list[str], root: Path, runs: int) -> list[list[float]]:
+    """Time whole starts of Python whose site folder has one `.pth` file with the given line.
+
+    The lines take turns, so that a machine that gets slower does so for all of them.
+    """
+    times: list[list[float]] = [[] for _ in lines]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "bench.pth").write_text(f"{line}\n")
         code = f"import site; site.addsitedir({folder!r})"
-        environment = {**os.environ, "PYTHONPATH": str(root)}
-        times = []
-        for _ in range(runs):
-            start = time.perf_counter()
-            subprocess.run([sys.executable, "-S", "-c", code], check=True, env=environment)
-            times.append((time.perf_counter() - start) * 1e3)
+        command = [sys.executable, "-S", "-c", code]
+        for run in range(-2, runs):
+            for line, row in zip(lines, times, strict=True):
+                Path(folder, "bench.pth").write_text(f"{line}\n")
+                start = time.perf_counter()
+                subprocess.run(command, check=True, env=environment)
+                # The first two fill the caches of the file system.
+                if run >= 0:
+                    row.append((time.perf_counter() - start) * 1e3)
     return times
 
 
@@ -77,10 +84,11 @@ def main() -> int:
     if arguments.runs < 2:
         parser.error(f"--runs is {arguments.runs}; allowed: 2 or more")
     root = Path(te_grouped_mlp.__file__).resolve().parent.parent
+    without, with_it = start_ms(["# nothing", LINE], root, arguments.runs)
     rows = {
         "the line": summary(line_ms(root, arguments.runs)),
-        "start without it": summary(start_ms("# nothing", root, arguments.runs)),
-        "start with it": summary(start_ms(LINE, root, arguments.runs)),
+        "start without it": summary(without),
+        "start with it": summary(with_it),
     }
     print(f"{'':18}{'median':>10}{'quartiles':>20}   ms, {arguments.runs} runs")
     for name, row in rows.items():
