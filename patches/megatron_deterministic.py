@@ -1,0 +1,162 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Megatron's deterministic mode on the operation-fuser path.
+
+The fused op sums the probability gradient with float atomics. In deterministic mode it gets unit
+probabilities, which need no gradient, and its output is scaled here, in float32 and cast back, so
+that the gradient is a plain row sum. Three settings cannot be kept that way and are refused
+before any op runs.
+"""
+
+from __future__ import annotations
+
+import libcst as cst
+import libcst.matchers as m
+
+from te_grouped_mlp.patches.base import Edit, Module, Patch, Statement, Target
+from te_grouped_mlp.patches.megatron_sites import (
+    CLASS,
+    FUSED,
+    SETTING,
+    no_fused_experts,
+    request_statements,
+)
+from te_grouped_mlp.patches.structure import (
+    assigns_call,
+    contains,
+    expression,
+    is_definition,
+    replace,
+    scope_body,
+    target_of,
+)
+
+_BEHIND = "tegm_behind"
+
+_HELPERS = '''
+def _tegm_check_probs_behind_fc2(config, fc2_has_bias, output_buffer):
+    """Refuse what cannot be kept when the probabilities are applied behind FC2.
+
+    Raises:
+        RuntimeError: names the setting, its value, and what to change.
+    """
+    mode = "deterministic_mode=True on the TE operation fuser applies the routing probabilities"
+    if fc2_has_bias:
+        raise RuntimeError(
+            f"{mode} to the output of FC2, which an FC2 bias (add_bias_linear=True) does not "
+            "allow. Set add_bias_linear=False, or deterministic_mode=False."
+        )
+    if output_buffer is not None:
+        raise RuntimeError(
+            f"{mode} to a new output tensor, so the zero-copy output buffer "
+            "(moe_ncclep_zero_copy=True) would not hold the result. Set "
+            "moe_ncclep_zero_copy=False, or deterministic_mode=False."
+        )
+    combine = getattr(config, "moe_combine_bwd_dtype", "bf16")
+    if combine == "mxfp8":
+        raise RuntimeError(
+            f"{mode} behind FC2, but with moe_combine_bwd_dtype={combine!r} the output gradient "
+            "is an opaque carrier that must reach FC2 unmodified. Set "
+            "moe_combine_bwd_dtype='bf16', or deterministic_mode=False."
+        )
+
+
+def _tegm_scale_rows(output, probs):
+    """Multiply each row by its probability, in float32, and cast back to the output's dtype."""
+    return (output.float() * probs.float().reshape(-1, 1)).to(output.dtype)
+'''
+
+_GUARD = f"""
+{_BEHIND} = getattr(self.config, "{SETTING}", False)
+if {_BEHIND}:
+    _tegm_check_probs_behind_fc2(self.config, self.linear_fc2.use_bias, output_buffer)
+"""
+
+_SCALE = f"""
+if {_BEHIND}:
+    output = _tegm_scale_rows(output, permuted_probs)
+"""
+
+_PROBS = m.Arg(value=m.Name("permuted_probs"), keyword=None, star="")
+
+
+def _makes_ops(statement: Statement) -> bool:
+    return (
+        isinstance(statement, cst.If)
+        and contains(statement, m.Attribute(m.Name("self"), m.Name("_fused_ops")))
+        and contains(statement, m.Comparison())
+    )
+
+
+def _runs_ops(statement: Statement) -> bool:
+    return assigns_call("output", "ops")(statement) and contains(statement, _PROBS)
+
+
+def _removes_padding(statement: Statement) -> bool:
+    return (
+        isinstance(statement, cst.If)
+        and contains(statement, m.Name("unpadded_tokens_per_expert"))
+        and [target_of(s) for s in statement.body.body] == ["output"]
+    )
+
+
+def _unit_probs(statement: Statement) -> Statement:
+    unit = expression(f"torch.ones_like(permuted_probs) if {_BEHIND} else permuted_probs")
+
+    def new(node: cst.CSTNode) -> cst.Arg:
+        assert isinstance(node, cst.Arg)
+        return node.with_changes(value=unit)
+
+    return replace(statement, _PROBS, new)
+
+
+def _not_needed(module: Module) -> str | None:
+    reason = no_fused_experts(module)
+    if reason is not None:
+        return reason
+    known = request_statements(module)
+    if known:
+        return f"the class already asks for determinism itself, in {CLASS}.{known[0][0]}"
+    return None
+
+
+def _verify(module: Module) -> str | None:
+    """The names that the inserted text uses must exist, and the order must hold."""
+    (function,) = (s for s in scope_body(module, CLASS) if is_definition(s, FUSED[-1]))
+    if not any(p.name.value == "output_buffer" for p in function.params.params):
+        return f"{FUSED[-1]} has no parameter output_buffer"
+    order = [
+        contains(s, m.Call(func=m.Name("_tegm_check_probs_behind_fc2")))
+        or m.findall(s, m.Call(func=m.Name("_tegm_check_probs_behind_fc2")))
+        for s in function.body.body
+    ]
+    first = next(i for i, hit in enumerate(order) if hit)
+    for statement in function.body.body[:first]:
+        if m.findall(statement, m.Call(func=m.Name("ops"))):
+            return f"{FUSED[-1]} runs the ops before the guards"
+    return None
+
+
+PATCH = Patch(
+    name="megatron_deterministic",
+    title="deterministic probabilities",
+    target=Target.MEGATRON,
+    versions=("0.19.x",),
+    looks_for=f"{CLASS}._fused_forward, its one call of the fused ops, and the step behind it",
+    changes="with deterministic_mode, unit probabilities go in and the output is scaled",
+    proof="tests/patches/test_published_megatron.py",
+    edits=(
+        Edit(
+            "helpers",
+            (),
+            find=lambda s: is_definition(s, CLASS),
+            before=_HELPERS,
+            blank_lines=2,
+        ),
+        Edit("guards", FUSED, find=_makes_ops, before=_GUARD),
+        Edit("unit probabilities", FUSED, find=_runs_ops, rewrite=_unit_probs),
+        Edit("scaled output", FUSED, find=_removes_padding, before=_SCALE),
+    ),
+    not_needed=_not_needed,
+    verify=_verify,
+)

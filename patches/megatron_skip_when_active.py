@@ -1,0 +1,110 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Megatron's rewrite and its guards are skipped where our op runs.
+
+An op that declares `DETERMINISTIC_DPROB` gives a bit-exact probability gradient or raises by
+itself, with biases, zero-copy buffers and all. Every place of the experts class that asks for
+determinism therefore also asks whether that op is there: the places of `megatron_deterministic`,
+and those of trees that came with a rewrite of their own.
+"""
+
+from __future__ import annotations
+
+import libcst as cst
+import libcst.matchers as m
+
+from te_grouped_mlp.patches.base import Edit, Module, Patch, Statement, Target
+from te_grouped_mlp.patches.megatron_sites import (
+    CLASS,
+    REQUEST,
+    methods,
+    no_fused_experts,
+    request_statements,
+    requests,
+)
+from te_grouped_mlp.patches.structure import (
+    change_value,
+    expression,
+    is_definition,
+    replace,
+)
+
+_ACTIVE = "_tegm_op_active"
+
+_HELPER = f'''
+def {_ACTIVE}():
+    """Whether the fused op that TE uses keeps the promise DETERMINISTIC_DPROB."""
+    import sys
+
+    module = sys.modules.get("transformer_engine.pytorch.ops.fused.grouped_mlp")
+    return bool(getattr(module, "DETERMINISTIC_DPROB", False))
+'''
+
+
+def _unless_active(node: cst.CSTNode) -> cst.BaseExpression:
+    assert isinstance(node, cst.BaseExpression)
+    return expression(f"(KNOWN and not {_ACTIVE}())", KNOWN=node)
+
+
+def _skip(statement: Statement) -> Statement:
+    match statement:
+        case cst.SimpleStatementLine(body=[cst.Assign() | cst.AnnAssign()]):
+            return change_value(
+                statement, lambda value: m.replace(value, REQUEST, lambda n, _: _unless_active(n))
+            )
+    return replace(statement, REQUEST, _unless_active)
+
+
+def _not_needed(module: Module) -> str | None:
+    reason = no_fused_experts(module)
+    if reason is None and "DETERMINISTIC_DPROB" in module.code:
+        return "the file already asks for DETERMINISTIC_DPROB"
+    if reason is None and not request_statements(module):
+        return f"{CLASS} has no deterministic rewrite to skip (megatron_deterministic brings one)"
+    return reason
+
+
+def _verify(module: Module) -> str | None:
+    """Every request must have become part of a question that also asks for the op."""
+    asked = m.BooleanOperation(
+        left=REQUEST,
+        operator=m.And(),
+        right=m.UnaryOperation(m.Not(), m.Call(func=m.Name(_ACTIVE))),
+    )
+    for method in methods(module):
+        written = m.findall(method, m.AssignTarget(target=REQUEST))
+        read = len(m.findall(method, REQUEST)) - len(written)
+        if read != len(m.findall(method, asked)):
+            return f"{CLASS}.{method.name.value} asks for determinism at a further place"
+    return None
+
+
+PATCH = Patch(
+    name="megatron_skip_when_active",
+    title="skip where the op is deterministic",
+    target=Target.MEGATRON,
+    versions=("0.19.x",),
+    looks_for=f"every place of {CLASS} that asks for determinism, ours and Megatron's own",
+    changes="it is skipped where the fused op declares DETERMINISTIC_DPROB",
+    proof="tests/patches/test_published_megatron.py",
+    edits=(
+        Edit(
+            "helper",
+            (),
+            find=lambda s: is_definition(s, CLASS),
+            before=_HELPER,
+            blank_lines=2,
+        ),
+        Edit(
+            "request",
+            (CLASS,),
+            find=lambda s: bool(requests(s)),
+            rewrite=_skip,
+            every=True,
+            deep=True,
+        ),
+    ),
+    not_needed=_not_needed,
+    verify=_verify,
+    builds_on="megatron_deterministic",
+)

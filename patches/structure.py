@@ -1,0 +1,340 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Finding and changing statements in a LibCST module, with everything else left byte for byte.
+
+Only statements are walked, never expressions: a place is a statement, and a file of 3000 lines
+has few of those compared with its syntax nodes.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import libcst as cst
+import libcst.matchers as m
+
+from te_grouped_mlp.patches.base import Edit, Mismatch, Module, Patch, Statement
+
+_BLOCKS = ("body", "orelse", "handlers", "finalbody")
+_DEFINITIONS = (cst.FunctionDef, cst.ClassDef)
+
+
+def parse(data: bytes) -> cst.Module:
+    """Parse a file.
+
+    Raises:
+        Mismatch: it is not Python that LibCST understands.
+    """
+    try:
+        return cst.parse_module(data)
+    except (cst.ParserSyntaxError, UnicodeDecodeError, SyntaxError) as error:
+        raise Mismatch((), f"is not valid Python: {str(error).splitlines()[0]}") from error
+
+
+def apply_patch(
+    module: cst.Module, patch: Patch, leave_out: frozenset[str] = frozenset()
+) -> cst.Module:
+    """Return the module with every edit of a repair made.
+
+    Args:
+        module: The file; not changed.
+        patch: The repair.
+        leave_out: Names of places to skip, for tests that show that each edit is needed. The
+            final check of the repair is skipped with them.
+
+    Raises:
+        Mismatch: a place is missing or not unique, or the result is not whole.
+    """
+    for edit in patch.edits:
+        if edit.place not in leave_out:
+            module = _apply_edit(module, edit, patch.mark(edit.place))
+    if not leave_out:
+        fault = patch.verify(module)
+        if fault is not None:
+            raise Mismatch(patch.edits[0].scope, fault)
+    return module
+
+
+def _apply_edit(module: cst.Module, edit: Edit, mark: str) -> cst.Module:
+    count = 0
+
+    def change(statement: Statement) -> list[Statement]:
+        nonlocal count
+        count += 1
+        if edit.rewrite is not None:
+            return [_with_mark(edit.rewrite(statement), mark, 0)]
+        new = _parse_block(module, edit.before or edit.after)
+        new[0] = _with_mark(new[0], mark, edit.blank_lines)
+        return [*new, statement] if edit.before else [statement, *new]
+
+    body = _in_scope(
+        module.body, edit.scope, (), lambda block: _rewrite(block, edit, change)
+    )
+    if count == 0 or (count > 1 and not edit.every):
+        number = "at least one place" if edit.every else "exactly one place"
+        raise Mismatch(edit.scope, f"expected {number} for [{edit.place}], found {count}")
+    return module.with_changes(body=body)
+
+
+def _in_scope(
+    body: Sequence[Statement],
+    scope: tuple[str, ...],
+    outer: tuple[str, ...],
+    change: Callable[[Sequence[Statement]], list[Statement]],
+) -> list[Statement]:
+    if not scope:
+        return change(body)
+    found = [i for i, s in enumerate(body) if is_definition(s, scope[0])]
+    if len(found) != 1:
+        raise Mismatch(outer, f"expected one definition of {scope[0]}, found {len(found)}")
+    result = list(body)
+    definition = result[found[0]]
+    inner = _in_scope(definition.body.body, scope[1:], (*outer, scope[0]), change)
+    result[found[0]] = definition.with_changes(body=definition.body.with_changes(body=inner))
+    return result
+
+
+def _rewrite(
+    body: Sequence[Statement],
+    edit: Edit,
+    change: Callable[[Statement], list[Statement]],
+) -> list[Statement]:
+    result: list[Statement] = []
+    for statement in body:
+        inner = _descend(statement, edit, change)
+        # The found statement itself may hold further places (an `if` with a changed test).
+        result.extend(change(inner) if edit.find(statement) else [inner])
+    return result
+
+
+def _descend(
+    node: Statement,
+    edit: Edit,
+    change: Callable[[Statement], list[Statement]],
+) -> Statement:
+    if isinstance(node, cst.SimpleStatementLine) or (
+        isinstance(node, _DEFINITIONS) and not edit.deep
+    ):
+        return node
+    changed = {}
+    for name in _BLOCKS:
+        part = getattr(node, name, None)
+        if isinstance(part, cst.IndentedBlock):
+            changed[name] = part.with_changes(body=_rewrite(part.body, edit, change))
+        elif isinstance(part, cst.If):  # an elif, which cannot be replaced by several statements
+            inner = _descend(part, edit, change)
+            changed[name] = change(inner)[0] if edit.find(part) else inner
+        elif isinstance(part, (cst.Else, cst.Finally)):
+            changed[name] = _descend(part, edit, change)
+        elif isinstance(part, (list, tuple)):
+            changed[name] = [_descend(handler, edit, change) for handler in part]
+    return node.with_changes(**changed)
+
+
+def _parse_block(module: cst.Module, text: str) -> list[Statement]:
+    source = textwrap.dedent(text).strip("\n").replace("\n", module.default_newline)
+    parsed = cst.parse_module(source + module.default_newline, module.config_for_parsing)
+    return list(parsed.body)
+
+
+def _with_mark(statement: Statement, mark: str, blank_lines: int) -> Statement:
+    blank = [cst.EmptyLine(indent=False)] * blank_lines
+    line = cst.EmptyLine(comment=cst.Comment(mark))
+    return statement.with_changes(leading_lines=[*blank, *statement.leading_lines, line])
+
+
+# ---------------------------------------------------------------------------- looking at a file
+
+
+def scope_body(module: Module, *scope: str) -> list[Statement]:
+    """Return the statements of a definition.
+
+    Raises:
+        Mismatch: the definition is missing or not unique.
+    """
+    found: list[Statement] = []
+
+    def remember(body: Sequence[Statement]) -> list[Statement]:
+        found.extend(body)
+        return list(body)
+
+    _in_scope(module.body, scope, (), remember)
+    return found
+
+
+def has_definition(module: Module, *scope: str) -> bool:
+    """Whether exactly one such definition exists."""
+    try:
+        scope_body(module, *scope)
+    except Mismatch:
+        return False
+    return True
+
+
+def walk(body: Sequence[Statement]) -> Iterator[Statement]:
+    """Yield every statement below a body in source order, without nested definitions' bodies."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, (cst.SimpleStatementLine, *_DEFINITIONS)):
+            continue
+        for name in _BLOCKS:
+            part = getattr(statement, name, None)
+            if isinstance(part, cst.IndentedBlock):
+                yield from walk(part.body)
+            elif isinstance(part, (cst.Else, cst.Finally)):
+                yield from walk(part.body.body)
+            elif isinstance(part, cst.If):
+                yield from walk([part])
+            elif isinstance(part, (list, tuple)):
+                for handler in part:
+                    yield from walk(handler.body.body)
+
+
+def own_part(statement: Statement) -> cst.CSTNode:
+    """The part of a statement that belongs to it alone: an `if`'s test, a plain line's all."""
+    if isinstance(statement, (cst.If, cst.While)):
+        return statement.test
+    if isinstance(statement, cst.For):
+        return statement.iter
+    if isinstance(statement, cst.SimpleStatementLine):
+        return statement
+    return cst.Pass()
+
+
+def is_definition(statement: Statement, name: str) -> bool:
+    """Whether a statement defines a function or class of that name."""
+    return isinstance(statement, _DEFINITIONS) and statement.name.value == name
+
+
+def target_of(statement: Statement) -> str | None:
+    """The target of a plain assignment: `name`, or `name[key]` for a literal key; else None."""
+    match statement:
+        case cst.SimpleStatementLine(body=[cst.Assign(targets=[cst.AssignTarget(target=target)])]):
+            pass
+        case cst.SimpleStatementLine(body=[cst.AnnAssign(target=target)]):
+            pass
+        case _:
+            return None
+    match target:
+        case cst.Name(value=name):
+            return str(name)
+        case cst.Subscript(
+            value=cst.Name(value=name),
+            slice=[cst.SubscriptElement(slice=cst.Index(value=cst.SimpleString() as key))],
+        ):
+            return f"{name}[{key.evaluated_value!s}]"
+    return None
+
+
+def value_of(statement: Statement) -> cst.BaseExpression:
+    """The right-hand side of a plain assignment (one for which `target_of` gives a name)."""
+    value = statement.body[0].value
+    assert isinstance(value, cst.BaseExpression)
+    return value
+
+
+def assigns(name: str) -> Callable[[Statement], bool]:
+    """Make a finder of assignments to `name` or `name[key]`."""
+    return lambda statement: target_of(statement) == name
+
+
+def assigns_call(name: str, callee: str) -> Callable[[Statement], bool]:
+    """Make a finder of assignments to `name` whose value calls `callee`."""
+    return lambda s: target_of(s) == name and contains(s, m.Call(func=m.Name(callee)))
+
+
+def contains(statement: Statement, pattern: m.BaseMatcherNode) -> bool:
+    """Whether the statement's own part has a node that the pattern matches."""
+    part = own_part(statement)
+    return bool(m.findall(part, pattern))
+
+
+def replace(
+    statement: Statement, pattern: m.BaseMatcherNode, new: Callable[[cst.CSTNode], cst.CSTNode]
+) -> Statement:
+    """Replace every node of the statement's own part that the pattern matches."""
+
+    def swap(node: cst.CSTNode, _: object) -> cst.CSTNode:
+        return new(node)
+
+    if isinstance(statement, (cst.If, cst.While)):
+        return statement.with_changes(test=m.replace(statement.test, pattern, swap))
+    return m.replace(statement, pattern, swap)
+
+
+def change_value(
+    statement: Statement, new: Callable[[cst.BaseExpression], cst.BaseExpression]
+) -> Statement:
+    """Replace the right-hand side of a plain assignment."""
+    line = statement.body[0]
+    return statement.with_changes(body=[line.with_changes(value=new(line.value))])
+
+
+def expression(text: str, **parts: cst.BaseExpression) -> cst.BaseExpression:
+    """Parse an expression; names that are keys of `parts` become those nodes in parentheses."""
+    parsed = cst.parse_expression(text)
+
+    def fill(node: cst.CSTNode, _: object) -> cst.CSTNode:
+        assert isinstance(node, cst.Name)
+        return parenthesised(parts[node.value])
+
+    if not parts:
+        return parsed
+    names = [m.Name(key) for key in parts]
+    pattern = names[0] if len(names) == 1 else m.OneOf(*names)
+    result = m.replace(parsed, pattern, fill)
+    assert isinstance(result, cst.BaseExpression)
+    return result
+
+
+def parenthesised(node: cst.BaseExpression) -> cst.BaseExpression:
+    """The same expression with parentheses round it, unless it is atomic or has them."""
+    if node.lpar or isinstance(node, (cst.Name, cst.Attribute, cst.Subscript, cst.Call)):
+        return node
+    return node.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+
+
+def with_keyword(call: cst.Call, keyword: str, value: str) -> cst.Call:
+    """Add a keyword argument at the end of a call, in the layout of the arguments before it."""
+    args = list(call.args)
+    new = cst.Arg(
+        keyword=cst.Name(keyword),
+        value=cst.parse_expression(value),
+        equal=cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace("")),
+    )
+    args, comma = _append_layout(args)
+    return call.with_changes(args=[*args, new.with_changes(comma=comma)])
+
+
+def with_keyword_parameter(function: Statement, name: str) -> Statement:
+    """Add a keyword-only parameter without default to a function that has keyword-only ones."""
+    params = function.params
+    if not params.kwonly_params:
+        raise Mismatch((function.name.value,), "expected keyword-only parameters")
+    star = params.star_arg
+    first = star.comma if isinstance(star, cst.ParamStar) else None
+    known, comma = _append_layout(list(params.kwonly_params), first)
+    new = cst.Param(cst.Name(name), comma=comma)
+    return function.with_changes(params=params.with_changes(kwonly_params=[*known, new]))
+
+
+def _append_layout(
+    items: list[Any], before: cst.Comma | None = None
+) -> tuple[list[Any], cst.Comma | cst.MaybeSentinel]:
+    """Make room behind a comma-separated list.
+
+    Args:
+        items: The list, not empty.
+        before: The comma in front of it, whose layout serves where the list has only one item.
+
+    Returns:
+        The list with a separator at its end, and the comma for the item that comes behind it.
+    """
+    last = items[-1]
+    separator = items[-2].comma if len(items) > 1 else before
+    if isinstance(last.comma, cst.Comma) and separator is not None:
+        return [*items[:-1], last.with_changes(comma=separator)], last.comma
+    separator = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+    return [*items[:-1], last.with_changes(comma=separator)], cst.MaybeSentinel.DEFAULT

@@ -1,0 +1,127 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The dense layout only where the rows are known to be full.
+
+A dense product takes every row of the buffer, so the rows behind the split sizes would enter the
+weight and bias gradients, and operands that are packed to the split sizes would be read with the
+wrong extent. Rows are known to be full for a unit-scale shared expert, for split sizes that live
+on the host and add up, or by the user's promise.
+"""
+
+from __future__ import annotations
+
+import libcst as cst
+import libcst.matchers as m
+
+from te_grouped_mlp.patches.base import Edit, Module, Patch, Statement, Target
+from te_grouped_mlp.patches.structure import (
+    assigns,
+    change_value,
+    contains,
+    expression,
+    is_definition,
+    scope_body,
+    target_of,
+    walk,
+)
+from te_grouped_mlp.patches.te_sites import (
+    BACKWARD,
+    DENSE,
+    FORWARD,
+    HELPERS_BEHIND,
+    assigned,
+    no_fused_mlp,
+    resets_unit_scale,
+)
+
+_SAVED = "fc1_ctx.tegm_dense_single_group"
+
+_HELPER = '''
+def _tegm_rows_are_full(split_sizes, rows, unit_activation_scale):
+    """Whether the only group is known to fill the buffer.
+
+    Never waits for the device, unless NVTE_GROUPED_MLP_CHECK=1 asks for it.
+
+    Raises:
+        ValueError: the rows were promised to be full, and the split sizes say otherwise.
+    """
+    wish = os.environ.get("NVTE_GROUPED_MLP_FULL_ROWS", "0")
+    if wish not in ("0", "1"):
+        raise ValueError(f"NVTE_GROUPED_MLP_FULL_ROWS is {wish!r}; allowed: 0, 1 or unset")
+    promise = unit_activation_scale or wish == "1"
+    on_host = split_sizes.device.type == "cpu"
+    checked = promise and os.environ.get("NVTE_GROUPED_MLP_CHECK", "0") == "1"
+    if not on_host and not checked:
+        return promise
+    live = int(split_sizes.sum())
+    if promise and live != rows:
+        source = "a unit activation scale" if unit_activation_scale else "NVTE_GROUPED_MLP_FULL_ROWS"
+        raise ValueError(
+            f"split_sizes add up to {live}, but the buffer has {rows} rows, and {source} promises "
+            "that every row is live"
+        )
+    return live == rows
+'''
+
+_NARROW = f"""
+{DENSE} = {DENSE} and _tegm_rows_are_full(
+    split_sizes, in_shape[0], unit_activation_scale
+)
+{_SAVED} = {DENSE}
+"""
+
+
+def _use_saved(statement: Statement) -> Statement:
+    return change_value(statement, lambda _: expression(_SAVED))
+
+
+def _not_needed(module: Module) -> str | None:
+    return no_fused_mlp(module)
+
+
+def _verify(module: Module) -> str | None:
+    """Between the decision and its narrowing, nobody may have used it."""
+    narrowed = False
+    for statement in walk(scope_body(module, *FORWARD)):
+        if contains(statement, m.Call(func=m.Name("_tegm_rows_are_full"))):
+            narrowed = True
+        elif target_of(statement) == DENSE:
+            if narrowed:
+                return f"fuser_forward decides {DENSE} again behind the row check"
+        elif not narrowed and contains(statement, m.Name(DENSE)):
+            return f"fuser_forward reads {DENSE} before the split sizes are known"
+    for name in ("split_sizes", "in_shape", "unit_activation_scale"):
+        if not assigned(module, FORWARD, name):
+            return f"fuser_forward has no {name}"
+    for statement in walk(scope_body(module, *BACKWARD)):
+        test = isinstance(statement, cst.If) and m.findall(
+            statement.test, m.Call(func=m.Name("_tegm_dense_single_group"))
+        )
+        if test:
+            return "fuser_backward decides by itself"
+    return None
+
+
+PATCH = Patch(
+    name="te_full_rows",
+    title="full rows",
+    target=Target.TE,
+    versions=("2.19.0", "2.20.2"),
+    looks_for=f"the one decision, {DENSE}, in the forward and the backward",
+    changes="it holds only where the rows are known to be full; the backward uses the forward's",
+    proof="tests/patches/test_published_te.py",
+    edits=(
+        Edit(
+            "helper",
+            (),
+            find=lambda s: is_definition(s, HELPERS_BEHIND),
+            after=_HELPER,
+            blank_lines=2,
+        ),
+        Edit("forward: known rows", FORWARD, find=resets_unit_scale, after=_NARROW),
+        Edit("backward: the forward's decision", BACKWARD, assigns(DENSE), rewrite=_use_saved),
+    ),
+    not_needed=_not_needed,
+    verify=_verify,
+    builds_on="te_one_decision",
+)
