@@ -144,7 +144,8 @@ def override(**changes: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        _overrides.remove(changes)
+        # By identity: an equal one may lie further out, below one that it would uncover.
+        _overrides[:] = [each for each in _overrides if each is not changes]
 
 
 def read_switches() -> Switches:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -24,6 +24,8 @@ from te_grouped_mlp.op.operands import (
 )
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.scale_layout import column_group_offset, column_scale_shape, row_scale_shape
+
+T = TypeVar("T")
 
 _F32, _F64 = 0, 3
 _ELEMENTS = {DType.E4M3: 0, DType.E5M2: 1}
@@ -189,7 +191,7 @@ def column_sums(values: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def moved(value: Any, device: torch.device) -> Any:
+def moved(value: T, device: torch.device) -> T:
     """Return `value` with every tensor in it on `device`; synchronises if a GPU is involved.
 
     Args:
@@ -197,17 +199,20 @@ def moved(value: Any, device: torch.device) -> Any:
             returned as it is.
         device: Where to.
     """
+    return cast(T, _moved(value, device))
+
+
+def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if dataclasses.is_dataclass(value) and not isinstance(value, (type, Format, GroupLayout)):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        return dataclasses.replace(
-            value, **{name: moved(each, device) for name, each in fields.items()}
-        )
+        moves = {name: _moved(each, device) for name, each in fields.items()}
+        return dataclasses.replace(value, **moves)
     if isinstance(value, tuple):
-        return tuple(moved(each, device) for each in value)
+        return tuple(_moved(each, device) for each in value)
     if isinstance(value, dict):
-        return {key: moved(each, device) for key, each in value.items()}
+        return {key: _moved(each, device) for key, each in value.items()}
     return value
 
 
