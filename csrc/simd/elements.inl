@@ -97,6 +97,7 @@ struct Fp8Traits<Fp8Format::kE4M3> {
   static constexpr std::uint32_t kInfCode = 0x7F;  // none: the code after the largest value is NaN
   static constexpr float kMaxReciprocal = 1.0f / 448.0f;
   static constexpr float kQuantum = 0x1p-9f;
+  static constexpr int kQuantumExponent = 9;
 };
 template <>
 struct Fp8Traits<Fp8Format::kE5M2> {
@@ -106,26 +107,95 @@ struct Fp8Traits<Fp8Format::kE5M2> {
   static constexpr std::uint32_t kInfCode = 0x7C;
   static constexpr float kMaxReciprocal = 1.0f / 57344.0f;
   static constexpr float kQuantum = 0x1p-16f;
+  static constexpr int kQuantumExponent = 16;
 };
 
 // Round to nearest even, saturate to the largest finite value (infinity too), NaN to 0x7F.
+// Magnitudes are signed: SSE2 and AVX2 compare signed integers only.
 template <Fp8Format F>
-inline std::uint32_t to_fp8(float x) {
+inline std::int32_t to_fp8(float x) {
   using T = Fp8Traits<F>;
   constexpr int shift = 23 - T::kMantissaBits;
-  constexpr std::uint32_t rebias = 127u - T::kBias;
+  constexpr std::int32_t rebias = 127 - static_cast<std::int32_t>(T::kBias);
+  constexpr std::int32_t max_code = static_cast<std::int32_t>(T::kMaxCode);
   constexpr float magic = T::kQuantum * 0x1p23f;  // its ulp is the quantum of the subnormals
-  const std::uint32_t bits = bits_of(x);
-  const std::uint32_t magnitude = bits & kAbsMask;
-  const std::uint32_t half_ulp = (1u << (shift - 1)) - 1u;
-  const std::uint32_t normal =
-      ((magnitude + half_ulp + ((magnitude >> shift) & 1u)) >> shift) -
-      (rebias << T::kMantissaBits);
-  const std::uint32_t subnormal = bits_of(float_of(magnitude) + magic) - bits_of(magic);
-  std::uint32_t code = magnitude < ((rebias + 1u) << 23) ? subnormal : normal;
-  code = code < T::kMaxCode ? code : T::kMaxCode;
-  code |= (bits >> 24) & 0x80u;
-  return magnitude > kInfBits ? 0x7Fu : code;
+  constexpr std::int32_t magic_bits = (127 + 23 - T::kQuantumExponent) << 23;
+  constexpr std::int32_t below_half_ulp = (1 << (shift - 1)) - 1 - (rebias << 23);
+  const std::int32_t bits = bit_cast<std::int32_t>(x);
+  const std::int32_t magnitude = bits & static_cast<std::int32_t>(kAbsMask);
+  const std::int32_t normal = (magnitude + below_half_ulp + ((magnitude >> shift) & 1)) >> shift;
+  const std::int32_t subnormal =
+      bit_cast<std::int32_t>(bit_cast<float>(magnitude) + magic) - magic_bits;
+  std::int32_t code = magnitude < ((rebias + 1) << 23) ? subnormal : normal;
+  code = code < max_code ? code : max_code;
+  code |= (bits >> 24) & 0x80;
+  return magnitude > static_cast<std::int32_t>(kInfBits) ? 0x7F : code;
+}
+
+// The number of thresholds that a scaled bfloat16 magnitude (its 16 bits) lies above: the code of
+// a value in the subnormal range of the format, ties to even. Code i begins at i - 1/2 quanta.
+template <Fp8Format F>
+inline std::int16_t count_thresholds(std::int16_t t);
+template <>
+inline std::int16_t count_thresholds<Fp8Format::kE4M3>(std::int16_t t) {
+  constexpr int half = (127 - 10) << 7;  // bits of half a quantum, 2^-10
+  std::int16_t count = 0;
+  count = static_cast<std::int16_t>(count + (t > half));              // 0.5 is a tie and stays 0
+  count = static_cast<std::int16_t>(count + (t > half + 0xC0 - 1));   // 1.5 goes to 2
+  count = static_cast<std::int16_t>(count + (t > half + 0x120));      // 2.5 stays 2
+  count = static_cast<std::int16_t>(count + (t > half + 0x160 - 1));  // 3.5 goes to 4
+  count = static_cast<std::int16_t>(count + (t > half + 0x190));      // 4.5 stays 4
+  count = static_cast<std::int16_t>(count + (t > half + 0x1B0 - 1));  // 5.5 goes to 6
+  count = static_cast<std::int16_t>(count + (t > half + 0x1D0));      // 6.5 stays 6
+  count = static_cast<std::int16_t>(count + (t > half + 0x1F0 - 1));  // 7.5 goes to 8
+  return count;
+}
+template <>
+inline std::int16_t count_thresholds<Fp8Format::kE5M2>(std::int16_t t) {
+  constexpr int half = (127 - 17) << 7;  // 2^-17
+  std::int16_t count = 0;
+  count = static_cast<std::int16_t>(count + (t > half));
+  count = static_cast<std::int16_t>(count + (t > half + 0xC0 - 1));
+  count = static_cast<std::int16_t>(count + (t > half + 0x120));
+  count = static_cast<std::int16_t>(count + (t > half + 0x160 - 1));
+  return count;
+}
+
+// to_fp8 of a bfloat16 times 2^(shift / 128), in 16-bit lanes: half the work of float32 lanes.
+// The scale must be one of shift_is_exact; then the product is an addition to the exponent.
+template <Fp8Format F>
+inline std::int16_t to_fp8_by_shift(BFloat16 x, std::int16_t shift) {
+  using T = Fp8Traits<F>;
+  constexpr int drop = 7 - T::kMantissaBits;
+  constexpr int below_half_ulp =
+      (1 << (drop - 1)) - 1 - ((127 - static_cast<int>(T::kBias)) << 7);
+  constexpr std::int16_t max_code = static_cast<std::int16_t>(T::kMaxCode);
+  const std::int16_t bits = static_cast<std::int16_t>(x.bits);
+  const std::int16_t magnitude = static_cast<std::int16_t>(bits & 0x7FFF);
+  const std::int16_t t = static_cast<std::int16_t>(magnitude + shift);
+  const std::int16_t odd = static_cast<std::int16_t>((t >> drop) & 1);
+  const std::int16_t sum = static_cast<std::int16_t>(t + below_half_ulp + odd);
+  const std::int16_t normal = static_cast<std::int16_t>(sum >> drop);
+  // In the subnormal range the formula for normal codes is never above the right code, and above
+  // it the count is never more than the first normal code: the larger of the two is right.
+  const std::int16_t subnormal = count_thresholds<F>(t);
+  std::int16_t code = normal > subnormal ? normal : subnormal;
+  code = code < max_code ? code : max_code;
+  code = static_cast<std::int16_t>(code | ((bits >> 8) & 0x80));
+  return magnitude > 0x7F80 ? std::int16_t{0x7F} : code;
+}
+
+// Whether a block with this maximum and scale may use to_fp8_by_shift: no infinity, no NaN scale,
+// and bfloat16 subnormals (whose exponent does not add) must be far below the smallest code. A
+// block of zeros, whose scale of 0 does not meet that, is right without any shift.
+template <Fp8Format F>
+inline bool shift_is_exact(std::uint32_t amax_bits, std::uint32_t scale) {
+  constexpr std::uint32_t least = Fp8Traits<F>::kQuantumExponent + 2;
+  return amax_bits == 0u || scale - least < 254u - least;
+}
+inline std::int16_t shift_of_e8m0(std::uint32_t amax_bits, std::uint32_t scale) {
+  const std::int32_t exponent = 127 - static_cast<std::int32_t>(scale);
+  return static_cast<std::int16_t>(amax_bits == 0u ? 0 : exponent * 128);
 }
 
 template <Fp8Format F>

@@ -5,6 +5,8 @@
 // No standard-library templates in here (see kernels.hpp), and -ffp-contract=off: a fused
 // multiply-add on one level only would make the levels differ.
 
+#include <cstddef>
+
 #include "../kernels.hpp"
 
 namespace te_grouped_mlp {

@@ -139,6 +139,27 @@ def test_every_bfloat16_pattern_as_the_maximum(fp8, nan_in_scale):
         assert torch.equal(data, expected[0])
 
 
+@pytest.mark.parametrize("fp8", [0, 1], ids=["e4m3", "e5m2"])
+def test_every_scale_with_magnitudes_of_all_exponents(fp8):
+    """A panel of 32 rows per scale, because the kernel chooses its arithmetic by panel."""
+    largest = naive_mxfp8.FORMATS[fp8][1]
+    last = 247 if fp8 == 0 else 240  # the scale of bfloat16's largest value
+    exponents = torch.arange(last + 1, dtype=torch.float64) - 127
+    maximum = (largest * torch.exp2(exponents)).bfloat16()
+    maximum[-1] = torch.finfo(torch.bfloat16).max
+    most = maximum.view(torch.int16).long().repeat_interleave(32).unsqueeze(1)
+    generator = torch.Generator().manual_seed(fp8)
+    bits = (torch.rand(len(most), 31, generator=generator) * (most + 1)).long()
+    bits += torch.randint(0, 2, bits.shape, generator=generator) * -32768
+    x = torch.cat([most, bits], dim=1).to(torch.int16).view(torch.bfloat16)
+    expected = naive_mxfp8.quantize_axis(x, fp8, ROW)
+    assert sorted(set(expected[1].flatten().tolist())) == list(range(last + 1))
+    for _ in calls.each_level_and_threads():
+        data, scale = calls.quantize(x, fp8=fp8, cols_wanted=False)
+        assert torch.equal(scale[: len(x), :1], expected[1])
+        assert torch.equal(data, expected[0])
+
+
 def test_values_worked_out_by_hand():
     """Ends of every rule: (block value, scale byte, element byte) for E4M3."""
     nan, inf = float("nan"), float("inf")
