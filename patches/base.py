@@ -108,6 +108,7 @@ class Edit:
         blank_lines: Empty lines in front of inserted text.
         every: Whether several statements may be the place; otherwise exactly one must be.
         deep: Whether statements inside nested definitions of the scope are asked too.
+        wanted: What the place is, for the refusal; its name says it by default.
     """
 
     place: str
@@ -119,10 +120,15 @@ class Edit:
     blank_lines: int = 0
     every: bool = False
     deep: bool = False
+    wanted: str = ""
 
 
-def _nothing(module: Module) -> str | None:  # noqa: ARG001 - the signature of the hooks below
+def _nothing(module: Module) -> str | None:  # noqa: ARG001 - the signature of `not_needed`
     return None
+
+
+def _pass(module: Module) -> None:  # noqa: ARG001 - the signature of `verify`
+    return
 
 
 @dataclass(frozen=True)
@@ -140,8 +146,8 @@ class Patch:
         proof: The test that proves it.
         edits: The places.
         not_needed: Gives the reason why a file has nothing to repair, else None.
-        verify: Looks at the changed file and gives the reason why the result is not whole (for
-            example a further place that the edits do not cover), else None.
+        verify: Looks at the changed file and raises Mismatch if the result is not whole (for
+            example a further place that the edits do not cover).
         builds_on: The repair that must be there first in trees where it is applicable.
     """
 
@@ -154,7 +160,7 @@ class Patch:
     proof: str
     edits: tuple[Edit, ...]
     not_needed: Callable[[Module], str | None] = _nothing
-    verify: Callable[[Module], str | None] = _nothing
+    verify: Callable[[Module], None] = _pass
     builds_on: str = ""
 
     @property

@@ -13,7 +13,8 @@ from __future__ import annotations
 import libcst as cst
 import libcst.matchers as m
 
-from te_grouped_mlp.patches.base import Edit, Module, Patch, Statement, Target
+from te_grouped_mlp.patches.base import Edit, Mismatch, Module, Patch, Statement, Target
+from te_grouped_mlp.patches.expressions import expression, replace
 from te_grouped_mlp.patches.megatron_sites import (
     CLASS,
     FUSED,
@@ -24,9 +25,7 @@ from te_grouped_mlp.patches.megatron_sites import (
 from te_grouped_mlp.patches.structure import (
     assigns_call,
     contains,
-    expression,
     is_definition,
-    replace,
     scope_body,
     target_of,
 )
@@ -120,21 +119,17 @@ def _not_needed(module: Module) -> str | None:
     return None
 
 
-def _verify(module: Module) -> str | None:
-    """The names that the inserted text uses must exist, and the order must hold."""
+def _verify(module: Module) -> None:
+    """The parameter that the guards look at must exist, and the guards must come first."""
     (function,) = (s for s in scope_body(module, CLASS) if is_definition(s, FUSED[-1]))
     if not any(p.name.value == "output_buffer" for p in function.params.params):
-        return f"{FUSED[-1]} has no parameter output_buffer"
-    order = [
-        contains(s, m.Call(func=m.Name("_tegm_check_probs_behind_fc2")))
-        or m.findall(s, m.Call(func=m.Name("_tegm_check_probs_behind_fc2")))
-        for s in function.body.body
-    ]
-    first = next(i for i, hit in enumerate(order) if hit)
-    for statement in function.body.body[:first]:
+        raise Mismatch(FUSED, f"{FUSED[-1]} has no parameter output_buffer")
+    for statement in function.body.body:
+        if m.findall(statement, m.Call(func=m.Name("_tegm_check_probs_behind_fc2"))):
+            return
         if m.findall(statement, m.Call(func=m.Name("ops"))):
-            return f"{FUSED[-1]} runs the ops before the guards"
-    return None
+            break
+    raise Mismatch(FUSED, f"{FUSED[-1]} runs the ops before the guards")
 
 
 PATCH = Patch(

@@ -13,7 +13,8 @@ from __future__ import annotations
 import libcst as cst
 import libcst.matchers as m
 
-from te_grouped_mlp.patches.base import Edit, Module, Patch, Statement, Target
+from te_grouped_mlp.patches.base import Edit, Mismatch, Module, Patch, Statement, Target
+from te_grouped_mlp.patches.expressions import change_value, expression, replace
 from te_grouped_mlp.patches.megatron_sites import (
     CLASS,
     REQUEST,
@@ -22,12 +23,7 @@ from te_grouped_mlp.patches.megatron_sites import (
     request_statements,
     requests,
 )
-from te_grouped_mlp.patches.structure import (
-    change_value,
-    expression,
-    is_definition,
-    replace,
-)
+from te_grouped_mlp.patches.structure import is_definition
 
 _ACTIVE = "_tegm_op_active"
 
@@ -49,9 +45,7 @@ def _unless_active(node: cst.CSTNode) -> cst.BaseExpression:
 def _skip(statement: Statement) -> Statement:
     match statement:
         case cst.SimpleStatementLine(body=[cst.Assign() | cst.AnnAssign()]):
-            return change_value(
-                statement, lambda value: m.replace(value, REQUEST, lambda n, _: _unless_active(n))
-            )
+            return change_value(statement, lambda value: replace(value, REQUEST, _unless_active))
     return replace(statement, REQUEST, _unless_active)
 
 
@@ -64,7 +58,7 @@ def _not_needed(module: Module) -> str | None:
     return reason
 
 
-def _verify(module: Module) -> str | None:
+def _verify(module: Module) -> None:
     """Every request must have become part of a question that also asks for the op."""
     asked = m.BooleanOperation(
         left=REQUEST,
@@ -72,11 +66,15 @@ def _verify(module: Module) -> str | None:
         right=m.UnaryOperation(m.Not(), m.Call(func=m.Name(_ACTIVE))),
     )
     for method in methods(module):
-        written = m.findall(method, m.AssignTarget(target=REQUEST))
+        written = [
+            target
+            for target in m.findall(method, m.AssignTarget())
+            if m.matches(cst.ensure_type(target, cst.AssignTarget).target, REQUEST)
+        ]
         read = len(m.findall(method, REQUEST)) - len(written)
         if read != len(m.findall(method, asked)):
-            return f"{CLASS}.{method.name.value} asks for determinism at a further place"
-    return None
+            scope = (CLASS, method.name.value)
+            raise Mismatch(scope, "determinism is asked for at a further place")
 
 
 PATCH = Patch(

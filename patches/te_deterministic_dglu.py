@@ -14,19 +14,13 @@ import libcst as cst
 import libcst.matchers as m
 
 from te_grouped_mlp.patches.base import Edit, Module, Patch, Statement, Target
-from te_grouped_mlp.patches.structure import (
-    assigns,
-    change_value,
-    expression,
-    has_definition,
-    is_definition,
-    value_of,
-)
+from te_grouped_mlp.patches.expressions import change_value, expression
+from te_grouped_mlp.patches.structure import assigns, has_definition, is_definition, value_of
 from te_grouped_mlp.patches.te_sites import (
     BACKWARD,
     GLU_CLASS,
-    HELPERS_BEHIND,
     assigned,
+    helper,
     no_fused_mlp,
 )
 
@@ -114,13 +108,7 @@ PATCH = Patch(
     changes="it passes where the dGLU wrapper has `deterministic` and FC1 has no bias",
     proof="tests/patches/test_published_te.py",
     edits=(
-        Edit(
-            "helper",
-            (),
-            find=lambda s: is_definition(s, HELPERS_BEHIND),
-            after=_HELPER,
-            blank_lines=2,
-        ),
+        helper(_HELPER),
         Edit(
             "backward: FC1 bias",
             BACKWARD,

@@ -10,26 +10,17 @@ on the host and add up, or by the user's promise.
 
 from __future__ import annotations
 
-import libcst as cst
 import libcst.matchers as m
 
-from te_grouped_mlp.patches.base import Edit, Module, Patch, Statement, Target
-from te_grouped_mlp.patches.structure import (
-    assigns,
-    change_value,
-    contains,
-    expression,
-    is_definition,
-    scope_body,
-    target_of,
-    walk,
-)
+from te_grouped_mlp.patches.base import Edit, Mismatch, Module, Patch, Statement, Target
+from te_grouped_mlp.patches.expressions import change_value, expression
+from te_grouped_mlp.patches.structure import assigns, contains, scope_body, target_of, walk
 from te_grouped_mlp.patches.te_sites import (
     BACKWARD,
     DENSE,
     FORWARD,
-    HELPERS_BEHIND,
     assigned,
+    helper,
     no_fused_mlp,
     resets_unit_scale,
 )
@@ -55,7 +46,9 @@ def _tegm_rows_are_full(split_sizes, rows, unit_activation_scale):
         return promise
     live = int(split_sizes.sum())
     if promise and live != rows:
-        source = "a unit activation scale" if unit_activation_scale else "NVTE_GROUPED_MLP_FULL_ROWS"
+        source = "NVTE_GROUPED_MLP_FULL_ROWS"
+        if unit_activation_scale:
+            source = "a unit activation scale"
         raise ValueError(
             f"split_sizes add up to {live}, but the buffer has {rows} rows, and {source} promises "
             "that every row is live"
@@ -79,7 +72,7 @@ def _not_needed(module: Module) -> str | None:
     return no_fused_mlp(module)
 
 
-def _verify(module: Module) -> str | None:
+def _verify(module: Module) -> None:
     """Between the decision and its narrowing, nobody may have used it."""
     narrowed = False
     for statement in walk(scope_body(module, *FORWARD)):
@@ -87,19 +80,12 @@ def _verify(module: Module) -> str | None:
             narrowed = True
         elif target_of(statement) == DENSE:
             if narrowed:
-                return f"fuser_forward decides {DENSE} again behind the row check"
+                raise Mismatch(FORWARD, f"{DENSE} is decided again behind the row check")
         elif not narrowed and contains(statement, m.Name(DENSE)):
-            return f"fuser_forward reads {DENSE} before the split sizes are known"
+            raise Mismatch(FORWARD, f"{DENSE} is read before the split sizes are known")
     for name in ("split_sizes", "in_shape", "unit_activation_scale"):
         if not assigned(module, FORWARD, name):
-            return f"fuser_forward has no {name}"
-    for statement in walk(scope_body(module, *BACKWARD)):
-        test = isinstance(statement, cst.If) and m.findall(
-            statement.test, m.Call(func=m.Name("_tegm_dense_single_group"))
-        )
-        if test:
-            return "fuser_backward decides by itself"
-    return None
+            raise Mismatch(FORWARD, f"{name} is not assigned")
 
 
 PATCH = Patch(
@@ -111,13 +97,7 @@ PATCH = Patch(
     changes="it holds only where the rows are known to be full; the backward uses the forward's",
     proof="tests/patches/test_published_te.py",
     edits=(
-        Edit(
-            "helper",
-            (),
-            find=lambda s: is_definition(s, HELPERS_BEHIND),
-            after=_HELPER,
-            blank_lines=2,
-        ),
+        helper(_HELPER),
         Edit("forward: known rows", FORWARD, find=resets_unit_scale, after=_NARROW),
         Edit("backward: the forward's decision", BACKWARD, assigns(DENSE), rewrite=_use_saved),
     ),

@@ -14,20 +14,13 @@ import libcst as cst
 import libcst.matchers as m
 
 from te_grouped_mlp.patches.base import Edit, Module, Patch, Statement, Target
-from te_grouped_mlp.patches.structure import (
-    assigns,
-    change_value,
-    contains,
-    expression,
-    is_definition,
-    target_of,
-    value_of,
-)
+from te_grouped_mlp.patches.expressions import change_value, expression
+from te_grouped_mlp.patches.structure import assigns, contains, target_of, value_of
 from te_grouped_mlp.patches.te_sites import (
     BACKWARD,
     FORWARD,
-    HELPERS_BEHIND,
     assigned,
+    helper,
     no_fused_mlp,
 )
 
@@ -100,9 +93,7 @@ def _allocates(statement: Statement) -> bool:
 
 
 def _takes_dprob(statement: Statement) -> bool:
-    return target_of(statement) == "grad_scales" and isinstance(
-        value_of(statement), cst.Subscript
-    )
+    return target_of(statement) == "grad_scales" and isinstance(value_of(statement), cst.Subscript)
 
 
 def _chooses_extra_grad(statement: Statement) -> bool:
@@ -134,13 +125,7 @@ PATCH = Patch(
     changes="both are left out where the probabilities need no gradient, for any group count",
     proof="tests/patches/test_published_te.py",
     edits=(
-        Edit(
-            "helper",
-            (),
-            find=lambda s: is_definition(s, HELPERS_BEHIND),
-            after=_HELPER,
-            blank_lines=2,
-        ),
+        helper(_HELPER),
         Edit(
             "forward: who needs it",
             FORWARD,
@@ -154,7 +139,12 @@ PATCH = Patch(
             find=assigns("deterministic_dactivation"),
             rewrite=_put(f"KNOWN and {_NEED}"),
         ),
-        Edit("backward: buffer", BACKWARD, find=_allocates, rewrite=_put("KNOWN if tegm_dprob_buffer else None")),
+        Edit(
+            "backward: buffer",
+            BACKWARD,
+            find=_allocates,
+            rewrite=_put("KNOWN if tegm_dprob_buffer else None"),
+        ),
         Edit(
             "backward: bias gradients",
             BACKWARD,

@@ -14,25 +14,23 @@ from collections.abc import Callable
 import libcst as cst
 import libcst.matchers as m
 
-from te_grouped_mlp.patches.base import Edit, Module, Patch, Statement, Target
+from te_grouped_mlp.patches.base import Edit, Mismatch, Module, Patch, Statement, Target
+from te_grouped_mlp.patches.expressions import replace, with_keyword, with_keyword_parameter
 from te_grouped_mlp.patches.structure import (
     assigns,
     assigns_call,
     contains,
     is_definition,
-    replace,
     scope_body,
     walk,
-    with_keyword,
-    with_keyword_parameter,
 )
 from te_grouped_mlp.patches.te_sites import (
     BACKWARD,
     DENSE,
     FORWARD,
-    HELPERS_BEHIND,
     ONE_GROUP,
     assigned,
+    helper,
     no_fused_mlp,
     resets_unit_scale,
 )
@@ -122,7 +120,7 @@ def _call(place: str, scope: tuple[str, ...], target: str, callee: str) -> Edit:
 _RUNTIME_OFFSETS = "[use_single_group_runtime_offsets]"
 
 _EDITS = (
-    Edit("helper", (), find=_function(HELPERS_BEHIND), after=_HELPER, blank_lines=2),
+    helper(_HELPER),
     _parameter("quantize: parameter", _QUANTIZE),
     _question("quantize: question", (_QUANTIZE,), _asks),
     _parameter("quantize with amax: parameter", _QUANTIZE_AMAX),
@@ -170,12 +168,12 @@ def _not_needed(module: Module) -> str | None:
     return reason
 
 
-def _verify(module: Module) -> str | None:
+def _verify(module: Module) -> None:
     """No shortcut may be left that asks by itself, and no call that is not told."""
     for scope in ((_QUANTIZE,), (_QUANTIZE_AMAX,), (_WGRAD,), FORWARD, BACKWARD):
         for statement in walk(scope_body(module, *scope)):
             if contains(statement, ONE_GROUP) and not resets_unit_scale(statement):
-                return f"{scope[-1]} compares the group count with one at a further place"
+                raise Mismatch(scope, "the group count is compared with one at a further place")
             for callee in (_QUANTIZE, _QUANTIZE_AMAX, _WGRAD):
                 call = m.Call(func=m.Name(callee))
                 told = m.Call(
@@ -184,8 +182,7 @@ def _verify(module: Module) -> str | None:
                 )
                 own = isinstance(statement, cst.SimpleStatementLine)
                 if own and contains(statement, call) and not contains(statement, told):
-                    return f"{scope[-1]} calls {callee} at a further place"
-    return None
+                    raise Mismatch(scope, f"{callee} is called at a further place")
 
 
 PATCH = Patch(

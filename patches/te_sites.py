@@ -7,10 +7,11 @@ from __future__ import annotations
 import libcst as cst
 import libcst.matchers as m
 
-from te_grouped_mlp.patches.base import Module, Statement
+from te_grouped_mlp.patches.base import Edit, Module, Statement
 from te_grouped_mlp.patches.structure import (
     contains,
     has_definition,
+    is_definition,
     scope_body,
     target_of,
     walk,
@@ -30,11 +31,21 @@ DENSE = "use_dense_single_group"
 ONE_GROUP = m.Comparison(
     left=m.Name("num_groups"),
     comparisons=[
-        m.ComparisonTarget(
-            operator=m.OneOf(m.Equal(), m.NotEqual()), comparator=m.Integer("1")
-        )
+        m.ComparisonTarget(operator=m.OneOf(m.Equal(), m.NotEqual()), comparator=m.Integer("1"))
     ],
 )
+
+
+def helper(text: str) -> Edit:
+    """The edit that puts a repair's own functions into the module."""
+    return Edit(
+        "helper",
+        (),
+        find=lambda statement: is_definition(statement, HELPERS_BEHIND),
+        after=text,
+        blank_lines=2,
+        wanted=f"behind the function {HELPERS_BEHIND}",
+    )
 
 
 def is_fused_mlp(module: Module) -> bool:

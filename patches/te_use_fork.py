@@ -12,8 +12,9 @@ from __future__ import annotations
 import libcst as cst
 import libcst.matchers as m
 
-from te_grouped_mlp.patches.base import Edit, Module, Patch, Statement, Target
-from te_grouped_mlp.patches.structure import contains, expression, has_definition
+from te_grouped_mlp.patches.base import Edit, Mismatch, Module, Patch, Statement, Target
+from te_grouped_mlp.patches.expressions import expression
+from te_grouped_mlp.patches.structure import contains, has_definition
 from te_grouped_mlp.patches.te_sites import GLU_CLASS
 
 _UNARY_CLASS = "GroupedMLP_CuTeGEMMUnary"
@@ -67,16 +68,13 @@ def _not_needed(module: Module) -> str | None:
     return None
 
 
-def _verify(module: Module) -> str | None:
+def _verify(module: Module) -> None:
     """No registration at module level may be left that does not ask."""
     for statement in module.body:
-        registers = m.findall(
-            statement, m.Call(func=m.Name("register_forward_backward_fusion"))
-        )
+        registers = m.findall(statement, m.Call(func=m.Name("register_forward_backward_fusion")))
         asks = isinstance(statement, cst.If) and contains(statement, m.Name("_tegm_fork_in_use"))
         if registers and not asks:
-            return "the module registers a fusion at a further place"
-    return None
+            raise Mismatch((), "a fusion is registered at a further place of the module")
 
 
 PATCH = Patch(
