@@ -1,0 +1,388 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One training step of a grouped MLP, described by a value, run by TE, and recomputed in float64."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+ACTIVATIONS = ("swiglu", "qgeglu", "situ", "srelu", "tanh_srelu")
+GATED = ("swiglu", "qgeglu", "situ")
+
+# Of MXFP8 operands against the unquantized ones, per expert and 16-column stripe: three products
+# in a row, each with two operands of at most 2^-4 relative rounding; 5 to 7 % are usual.
+MXFP8_BOUND = 0.12
+# The clamps' derivative jumps, so a rounded pre-activation near a clamp gets the other side's.
+CLAMPED_BOUND = 0.2
+
+
+@dataclass(frozen=True)
+class StepCase:
+    """A step; every field is a choice that a user of the op has.
+
+    Attributes:
+        weight: "discrete", "grouped" (one parameter) or "quantized" (MXFP8 parameters).
+        grad: "grad", "main_grad", "fused" (main_grad with Megatron's flags) or "overwrite".
+        frozen: Of "fc1", "fc2", "prob", "x": what needs no gradient.
+        fill: What the rows past the live ones of x, dy and the probabilities hold.
+    """
+
+    activation: str = "swiglu"
+    splits: tuple[int, ...] = (256,)
+    buffer_rows: int | None = None
+    hidden: int = 256
+    ffn: int = 128
+    fill: float = 0.0
+    bias: bool = False
+    scale_bias: bool = False
+    weight: str = "discrete"
+    grad: str = "grad"
+    frozen: frozenset[str] = frozenset()
+    dtype: torch.dtype = torch.bfloat16
+    prob_dtype: torch.dtype = torch.float32
+    split_dtype: torch.dtype = torch.int64
+    delay: bool = False
+    recompute: bool = False
+    unit_scale: bool = False
+    interleave: int | None = 32
+    mxfp8: bool = True
+    seed: int = 0
+
+    @property
+    def rows(self) -> int:
+        return sum(self.splits) if self.buffer_rows is None else self.buffer_rows
+
+    @property
+    def live(self) -> int:
+        return sum(self.splits)
+
+    @property
+    def gated(self) -> bool:
+        return self.activation in GATED
+
+    def but(self, **changes: Any) -> StepCase:
+        return dataclasses.replace(self, **changes)
+
+
+@dataclass
+class Inputs:
+    """Tensors of a step: the live rows do not depend on the buffer's length or fill."""
+
+    x: torch.Tensor
+    dy: torch.Tensor
+    prob: torch.Tensor
+    split_sizes: torch.Tensor
+
+
+def make_inputs(case: StepCase) -> Inputs:
+    """Draw the live rows, and fill the rest."""
+    generator = torch.Generator().manual_seed(case.seed + 1)
+
+    def rows(width: int, dtype: torch.dtype) -> torch.Tensor:
+        live = torch.randn(case.live, width, generator=generator)
+        out = torch.full((case.rows, width), case.fill)
+        out[: case.live] = live
+        return out.to(dtype)
+
+    x = rows(case.hidden, case.dtype)
+    dy = rows(case.hidden, case.dtype)
+    prob = torch.full((case.rows,), case.fill)
+    # Values that bf16 holds exactly, so that implementations that round them agree.
+    prob[: case.live] = (torch.rand(case.live, generator=generator) + 0.25).bfloat16().float()
+    if case.unit_scale:
+        prob[: case.live] = 1.0
+    return Inputs(
+        x=x.requires_grad_("x" not in case.frozen),
+        dy=dy,
+        prob=prob.to(case.prob_dtype).requires_grad_("prob" not in case.frozen),
+        split_sizes=torch.tensor(case.splits, dtype=case.split_dtype),
+    )
+
+
+def make_activation(case: StepCase) -> Any:
+    """Build TE's activation op."""
+    import transformer_engine.pytorch as te
+
+    if case.activation == "swiglu":
+        return te.ops.ScaledSwiGLU(glu_interleave_size=case.interleave)
+    if case.activation == "qgeglu":
+        return te.ops.ScaledClampedQGeGLU(
+            glu_interleave_size=case.interleave, limit=1.5, alpha=1.3, glu_linear_offset=0.5
+        )
+    if case.activation == "situ":
+        return te.ops.ScaledSiTUGLU(glu_interleave_size=case.interleave, beta1=3.0, beta2=5.0)
+    if case.activation == "srelu":
+        return te.ops.ScaledSReLU(activation_recompute_in_mlp=case.recompute)
+    return te.ops.ScaledTanhSReLU(tanh_clamp_scale=2.0)
+
+
+def make_model(case: StepCase) -> Any:
+    """Build FC1, activation and FC2 with O(1) intermediates."""
+    import transformer_engine.pytorch as te
+    from transformer_engine.common.recipe import MXFP8BlockScaling
+
+    torch.manual_seed(case.seed)
+    groups = len(case.splits)
+    common = {
+        "bias": case.bias,
+        "dtype": case.dtype,
+        "accumulate_into_main_grad": case.grad != "grad",
+        "single_grouped_weight": case.weight == "grouped",
+        "single_grouped_bias": case.weight == "grouped" and case.bias,
+        "delay_wgrad_compute": case.delay,
+    }
+    wide = case.ffn * (2 if case.gated else 1)
+    quantized = case.weight == "quantized"
+    with te.quantized_model_init(enabled=quantized, recipe=MXFP8BlockScaling()):
+        fc1 = te.ops.GroupedLinear(groups, case.hidden, wide, **common)
+        fc2 = te.ops.GroupedLinear(
+            groups, case.ffn, case.hidden, scale_bias=case.scale_bias, **common
+        )
+    activation = make_activation(case)
+    if case.unit_scale:
+        activation._grouped_mlp_unit_activation_scale = True
+    for op, label in ((fc1, "fc1"), (fc2, "fc2")):
+        _initialise(op, case)
+        for name, parameter in op.named_parameters():
+            parameter.requires_grad_(label not in case.frozen)
+            if case.grad != "grad" and name.startswith("weight"):
+                _attach_main_grad(parameter, case)
+    return te.ops.Sequential(fc1, activation, fc2)
+
+
+def _initialise(op: Any, case: StepCase) -> None:
+    generator = torch.Generator().manual_seed(case.seed + 2 + op.in_features)
+    shape = (op.num_groups, op.out_features, op.in_features)
+    values = torch.randn(shape, generator=generator) / op.in_features**0.5
+    values = values.to(case.dtype)
+    bias = (torch.randn(op.num_groups, op.out_features, generator=generator) * 0.5).to(case.dtype)
+    with torch.no_grad():
+        for index in range(op.num_groups):
+            if op.single_grouped_weight:
+                op.weight.rowwise_data.view(shape)[index].copy_(values[index])
+            else:
+                getattr(op, f"weight{index}").copy_(values[index])
+            if op.has_bias and op.single_grouped_bias:
+                op.bias.rowwise_data.view(op.num_groups, -1)[index].copy_(bias[index])
+            elif op.has_bias:
+                getattr(op, f"bias{index}").copy_(bias[index])
+
+
+def _attach_main_grad(parameter: torch.Tensor, case: StepCase) -> None:
+    start = 7.0 if case.grad == "overwrite" else 0.0
+    parameter.main_grad = torch.full(tuple(parameter.shape), start, dtype=torch.float32)
+    if case.grad in ("fused", "overwrite"):
+        parameter.grad_added_to_main_grad = False
+    if case.grad == "overwrite":
+        parameter.overwrite_main_grad = True
+
+
+def fused_op(model: Any) -> Any:
+    """Return the first op of the forward plan of a model's first module group."""
+    return model._module_groups[0]._forward_ops[0][0]
+
+
+def run_model(model: Any, case: StepCase, inputs: Inputs, *, backward: bool = True) -> torch.Tensor:
+    """Run one forward, and one backward; returns the output."""
+    import transformer_engine.pytorch as te
+    from transformer_engine.common.recipe import MXFP8BlockScaling
+
+    extra = [inputs.split_sizes, inputs.prob, inputs.split_sizes]
+    if case.bias and case.scale_bias:
+        extra.append(inputs.prob)
+    recipe = te.autocast(enabled=case.mxfp8, recipe=MXFP8BlockScaling())
+    with recipe:
+        y = model(inputs.x, *extra)
+    if backward and y.requires_grad:
+        y.backward(inputs.dy)
+        if case.delay:
+            for op in model[0], model[2]:
+                op.backward_dw()
+    return y
+
+
+def run_step(case: StepCase, *, fused: str | None = "GroupedMLP_CuTeGEMM") -> dict[str, Any]:
+    """Run one step and collect what it returns, by name.
+
+    Args:
+        case: The step.
+        fused: Prefix of the class that must stand in the forward plan; None for "unfused".
+    """
+    model, inputs = make_model(case), make_inputs(case)
+    y = run_model(model, case, inputs)
+    name = type(fused_op(model)).__name__
+    assert name.startswith(fused) if fused else name == "GroupedLinear", name
+    return collect(case, model, inputs, y)
+
+
+def collect(case: StepCase, model: Any, inputs: Inputs, y: torch.Tensor) -> dict[str, Any]:
+    """Return outputs and gradients by name; gradients that do not exist are None."""
+    found = {"y": y.detach(), "dx": inputs.x.grad, "dprob": inputs.prob.grad}
+    for index, op in enumerate((model[0], model[2]), start=1):
+        found[f"dW{index}"] = _weight_gradient(op, case)
+        found[f"db{index}"] = _bias_gradient(op)
+    return found
+
+
+def _weight_gradient(op: Any, case: StepCase) -> torch.Tensor | None:
+    attribute = "grad" if case.grad == "grad" else "main_grad"
+    if op.single_grouped_weight:
+        return getattr(op.weight, attribute)
+    grads = [getattr(getattr(op, f"weight{i}"), attribute) for i in range(op.num_groups)]
+    return None if grads[0] is None else torch.stack(list(grads))
+
+
+def _bias_gradient(op: Any) -> torch.Tensor | None:
+    if not op.has_bias:
+        return None
+    if op.single_grouped_bias:
+        return op.bias.grad
+    grads = [getattr(op, f"bias{i}").grad for i in range(op.num_groups)]
+    return None if grads[0] is None else torch.stack(list(grads))
+
+
+def live(case: StepCase, found: dict[str, Any]) -> dict[str, Any]:
+    """Cut the token tensors to their live rows."""
+    cut = dict(found)
+    for name in ("y", "dx", "dprob"):
+        if cut[name] is not None:
+            cut[name] = cut[name][: case.live]
+    return cut
+
+
+def assert_same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Compare two results bit by bit."""
+    different = [name for name in expected if not same_bits(actual[name], expected[name])]
+    assert not different, f"differ: {different}"
+
+
+def same_bits(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    if first.dtype != second.dtype or first.shape != second.shape:
+        return False
+    return torch.equal(
+        first.contiguous().view(-1).view(torch.uint8), second.contiguous().view(-1).view(torch.uint8)
+    )
+
+
+def reference(case: StepCase) -> dict[str, Any]:
+    """Compute the step in float64 on the unquantized values, one expert after another."""
+    model = make_model(case.but(weight="discrete", grad="grad", delay=False))
+    inputs = make_inputs(case.but(buffer_rows=None))
+    fc1, fc2 = model[0], model[2]
+    x = inputs.x.detach().double().requires_grad_()
+    prob = inputs.prob.detach().double().requires_grad_()
+    weights = [[_leaf(getattr(op, f"weight{i}")) for i in range(op.num_groups)] for op in (fc1, fc2)]
+    biases: list[list[torch.Tensor]] = [[], []]
+    if case.bias:
+        biases = [
+            [_leaf(getattr(op, f"bias{i}")) for i in range(op.num_groups)] for op in (fc1, fc2)
+        ]
+    parts, start = [], 0
+    for group, size in enumerate(case.splits):
+        rows = slice(start, start + size)
+        start += size
+        h = x[rows] @ weights[0][group].T
+        if case.bias:
+            h = h + biases[0][group]
+        scale = 1.0 if case.unit_scale else prob[rows, None]
+        out = (activate(case, h) * scale) @ weights[1][group].T
+        if case.bias:
+            out = out + biases[1][group] * (prob[rows, None] if case.scale_bias else 1.0)
+        parts.append(out)
+    y = torch.cat(parts)
+    y.backward(inputs.dy.double())
+    found = {"y": y.detach(), "dx": x.grad, "dprob": prob.grad}
+    for index in (0, 1):
+        found[f"dW{index + 1}"] = torch.stack([_grad(w) for w in weights[index]])
+        found[f"db{index + 1}"] = torch.stack([_grad(b) for b in biases[index]]) if case.bias else None
+    return found
+
+
+def _leaf(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.detach().double().requires_grad_()
+
+
+def _grad(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+
+
+def activate(case: StepCase, h: torch.Tensor) -> torch.Tensor:
+    """Apply the unscaled activation, in the dtype of `h`."""
+    if case.activation == "srelu":
+        return h.relu().square()
+    if case.activation == "tanh_srelu":
+        return (2.0 * torch.tanh(h.relu() / 2.0)).square()
+    width = case.interleave or h.shape[1] // 2
+    blocks = h.view(h.shape[0], h.shape[1] // (2 * width), 2, width)
+    gate, linear = blocks[:, :, 0].flatten(1), blocks[:, :, 1].flatten(1)
+    if case.activation == "swiglu":
+        return gate * gate.sigmoid() * linear
+    if case.activation == "qgeglu":
+        gate, linear = gate.clamp(max=1.5), linear.clamp(-1.5, 1.5)
+        return gate * (1.3 * gate).sigmoid() * (linear + 0.5)
+    return 3.0 * torch.tanh(gate / 3.0) * gate.sigmoid() * 5.0 * torch.tanh(linear / 5.0)
+
+
+def assert_close(case: StepCase, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Compare with float64 per expert and per 16-column stripe, relative to the stripe's norm."""
+    cut = live(case, found)
+    for name, expected in wanted.items():
+        actual = cut[name]
+        if actual is None or expected is None:
+            continue
+        assert actual.isfinite().all(), name
+        for label, a, e in _stripes(case, name, actual.double(), expected):
+            error = (a - e).norm() / e.norm().clamp_min(1e-30)
+            bound = CLAMPED_BOUND if case.activation == "qgeglu" else MXFP8_BOUND
+            assert error <= bound, f"{name} {label}: relative error {error:.3f}"
+
+
+def _stripes(case: StepCase, name: str, actual: torch.Tensor, expected: torch.Tensor) -> Any:
+    if name.startswith("d") and name[1] in "Wb":
+        for group, size in enumerate(case.splits):
+            if size == 0:
+                assert not actual[group].any(), f"{name} of empty expert {group}"
+                continue
+            for start in range(0, actual.shape[-1], 16):
+                cut = (group, ..., slice(start, start + 16))
+                yield f"expert {group} columns {start}", actual[cut], expected[cut]
+        return
+    begin = 0
+    for group, size in enumerate(case.splits):
+        a, e = actual[begin : begin + size], expected[begin : begin + size]
+        begin += size
+        if size == 0:
+            continue
+        if a.dim() == 1:
+            yield f"expert {group}", a, e
+            continue
+        for start in range(0, a.shape[1], 16):
+            yield f"expert {group} columns {start}", a[:, start : start + 16], e[:, start : start + 16]
+
+
+@contextlib.contextmanager
+def switches(**values: str | None) -> Any:
+    """Set environment variables while the block runs."""
+    before = {name: os.environ.get(name) for name in values}
+    try:
+        for name, value in values.items():
+            _set(name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            _set(name, value)
+
+
+def _set(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
