@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import logging
@@ -166,11 +167,15 @@ def dimension_mismatch(fc1: Any, activation: Any, fc2: Any) -> Reject | None:
 def require_supported(problem: Problem) -> None:
     """Raise unless a fused op may be built; for direct construction.
 
+    Outside autocast there is no recipe yet; MXFP8 is assumed then.
+
     Raises:
         ValueError: Features, interleave or recipe do not fit.
         RuntimeError: The switch is off, or no backend runs here.
     """
     env = environment.current()
+    if problem.recipe is RecipeKind.NONE:
+        problem = dataclasses.replace(problem, recipe=RecipeKind.MXFP8)
     if not env.switches.fused:
         raise RuntimeError(f"{Reason.SWITCH_OFF.value}; set {FUSED_SWITCH}=1")
     if selection.choose(problem, env) is not None:
@@ -238,3 +243,38 @@ class capability:  # noqa: N801  (used as a decorator, like classmethod)
         bound = functools.partial(self._function, owner)
         bound.cache_clear = lambda: None  # type: ignore[attr-defined]
         return bound
+
+
+class UpstreamSeams:
+    """The class methods of upstream's fused ops that its users ask before they call one.
+
+    Attributes:
+        is_gated: Whether the class fuses gated activations.
+    """
+
+    is_gated: bool
+
+    @capability
+    def is_supported(cls) -> bool:
+        """Whether the switch is on and one of our backends runs on this machine."""
+        return is_supported(gated=cls.is_gated)
+
+    @capability
+    def grouped_gemm_activation_kernel(cls) -> Any:
+        """Return the frontend's kernel of the forward activation, as upstream's class does."""
+        return frontend_kernel("glu" if cls.is_gated else "srelu")
+
+    @capability
+    def grouped_gemm_dactivation_kernel(cls) -> Any:
+        """Return the frontend's kernel of the backward activation, as upstream's class does."""
+        return frontend_kernel("dglu" if cls.is_gated else "dsrelu")
+
+    @capability
+    def grouped_gemm_quant_kernel(cls) -> Any:
+        """Return the frontend's kernel of FC2 and FC1's dgrad, as upstream's class does."""
+        return frontend_kernel("quant")
+
+    @capability
+    def grouped_gemm_wgrad_kernel(cls) -> Any:
+        """Return the frontend's kernel of the weight gradients, as upstream's class does."""
+        return frontend_kernel("wgrad")

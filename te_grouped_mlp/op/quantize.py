@@ -15,36 +15,35 @@ from transformer_engine.pytorch.tensor.grouped_tensor import GroupedTensor
 from te_grouped_mlp.op import scale_layout
 from te_grouped_mlp.op.formats import Format
 from te_grouped_mlp.op.layout import GroupLayout
-from te_grouped_mlp.op.operands import Axis, GroupedOperand, QuantizedCopy, Splits
+from te_grouped_mlp.op.operands import (
+    Axis,
+    GroupedOperand,
+    QuantizedCopy,
+    Splits,
+    torch_dtype,
+)
+from te_grouped_mlp.op.plan import Plan
 
 
 def tokens(
-    tensor: torch.Tensor,
-    quantizer: Any,
-    *,
-    dtype: torch.dtype,
-    fmt: Format,
-    layout: GroupLayout,
-    splits: Splits,
-    row: bool,
-    column: bool,
+    tensor: torch.Tensor, quantizer: Any, plan: Plan, splits: Splits, *, row: bool, column: bool
 ) -> GroupedOperand:
     """Make the operand of a token tensor; the tensor and the quantizer stay as they are.
 
     Args:
         tensor: (rows, features), any strides and floating dtype, or a GroupedTensor.
         quantizer: TE's quantizer of the slot; None for UNQUANTIZED.
-        dtype: Compute dtype; plain tensors are converted to it first.
-        fmt: Format of the operand.
-        layout: Which rows are read and written.
+        plan: Its layout says which rows are read and written.
         splits: Division of the rows.
         row, column: Which copies are wanted.
 
     Returns:
         An operand with new buffers, except that a GroupedTensor's own bytes are used as they are.
     """
+    dtype, fmt, layout = torch_dtype(plan.call.dtype), plan.call.format, plan.layout
     if isinstance(tensor, GroupedTensor):
-        return _from_grouped(tensor, quantizer, dtype, fmt, layout, splits, row, column)
+        own = _own_quantizer(quantizer, row, column)
+        return _from_grouped(tensor, own, dtype, fmt, layout, splits)
     plain = maybe_dequantize(tensor, dtype)
     if not fmt.is_block_scaled:
         shape = (int(plain.shape[0]), int(plain.shape[1]))
@@ -106,14 +105,12 @@ def _from_grouped(
     fmt: Format,
     layout: GroupLayout,
     splits: Splits,
-    row: bool,
-    column: bool,
 ) -> GroupedOperand:
     shape = (int(tensor.shape[0]), int(tensor.shape[1]))
     grouped = tensor.copy()
     tex.group_requantize_inplace(
         grouped_x=grouped,
-        quantizer=_own_quantizer(quantizer, row, column),
+        quantizer=quantizer,
         num_tensors=layout.num_groups,
         first_dims=splits.sizes,
         otype=TE_DType[dtype],

@@ -46,10 +46,24 @@ def forward_members(
     return _discrete_members(op, weights, fmt, dtype, row=True, column=column)
 
 
-def backward_members(op: Any, fmt: Format, dtype: torch.dtype) -> list[Any]:
-    """Return the weights of a distributed linear for the backward, gathered anew."""
-    weights = materialize_weight_for_backward(parameters(op))
-    return _discrete_members(op, weights, fmt, dtype, row=False, column=True)
+def to_save(
+    members: Sequence[Any], spec: LinearSpec, fmt: Format, *, wanted: bool
+) -> WeightOperand | None:
+    """Return the operand of the backward, to be saved; None if unwanted or gathered anew."""
+    if not wanted or spec.distributed:
+        return None
+    return operand(members, spec, fmt, Axis.COLUMN)
+
+
+def for_backward(
+    op: Any, spec: LinearSpec, kept: WeightOperand | None, fmt: Format, dtype: torch.dtype
+) -> WeightOperand:
+    """Return the operand of the backward: the saved one, or a distributed weight gathered anew."""
+    if kept is not None:
+        return kept
+    gathered = materialize_weight_for_backward(parameters(op))
+    members = _discrete_members(op, gathered, fmt, dtype, row=False, column=True)
+    return operand(members, spec, fmt, Axis.COLUMN)
 
 
 def finalize_grads(op: Any, grads: Sequence[torch.Tensor]) -> None:

@@ -49,14 +49,14 @@ from te_grouped_mlp.op.inputs import Inputs, output_buffer, read_call, read_inpu
 from te_grouped_mlp.op.layout import Kernel, Output
 from te_grouped_mlp.op.operands import Axis, GroupedOperand, Splits, torch_dtype
 from te_grouped_mlp.op.plan import Plan
-from te_grouped_mlp.op.problem import LinearSpec, Problem
+from te_grouped_mlp.op.problem import Problem
 
 DETERMINISTIC_DPROB = True
 """For clients that rewrite the op to get a deterministic probability gradient: with this module
 they need not, since it gives one or raises RuntimeError, on whichever path runs."""
 
 
-class _GroupedMLP_CuTeGEMMBase(FusedOperation):  # noqa: N801  (upstream's name)
+class _GroupedMLP_CuTeGEMMBase(fusion.UpstreamSeams, FusedOperation):  # noqa: N801  (upstream's name)
     """One step of a grouped MLP; see the module's formulas."""
 
     def __init__(self, *, fc1: Any, activation: Any, fc2: Any) -> None:
@@ -69,23 +69,6 @@ class _GroupedMLP_CuTeGEMMBase(FusedOperation):  # noqa: N801  (upstream's name)
         validate_grouped_mlp_dims(fc1, activation, fc2)
         super().__init__((fc1, activation, fc2))
         fusion.require_supported(self._problem())
-
-    @fusion.capability
-    def is_supported(cls) -> bool:
-        """Whether the switch is on and one of our backends runs on this machine."""
-        return fusion.is_supported(gated=issubclass(cls, GroupedMLP_CuTeGEMMGLU))
-
-    @fusion.capability
-    def grouped_gemm_activation_kernel(cls) -> Any:
-        """Return the frontend's kernel of the forward activation, as upstream's class does."""
-        return fusion.frontend_kernel("glu" if issubclass(cls, GroupedMLP_CuTeGEMMGLU) else "srelu")
-
-    @fusion.capability
-    def grouped_gemm_dactivation_kernel(cls) -> Any:
-        """Return the frontend's kernel of the backward activation, as upstream's class does."""
-        return fusion.frontend_kernel(
-            "dglu" if issubclass(cls, GroupedMLP_CuTeGEMMGLU) else "dsrelu"
-        )
 
     def _problem(self) -> Problem:
         """Read the ops anew: TE fuses once, but options and the recipe's content may change."""
@@ -170,12 +153,14 @@ def _forward(
 
     w1 = weights.forward_members(fc1, problem.fc1, fmt, dtype, column=dx)
     w2 = weights.forward_members(fc2, problem.fc2, fmt, dtype, column=call.needs_dact)
-    x = _tokens(inputs.x, fc1.get_quantizer("forward", 0), plan, splits, row=True, column=dw1)
+    x = quantize.tokens(
+        inputs.x, fc1.get_quantizer("forward", 0), plan, splits, row=True, column=dw1
+    )
     first = run.fc1_act(
         x,
         weights.operand(w1, problem.fc1, fmt, Axis.ROW),
         Fc1Epilogue(
-            te_adapter.packed_bias(fc1, dtype), inputs.prob, keeps_activated, call.needs_backward
+            te_adapter.packed_bias(fc1, dtype), inputs.prob, keeps_activated, call.needs_dact
         ),
     )
     run.gemm(
@@ -194,33 +179,10 @@ def _forward(
         x=dataclasses.replace(x, row=None) if dw1 else None,
         pre_activation=first.pre_activation,
         activated=dataclasses.replace(first.activated, row=None) if keeps_activated else None,
-        w1=_backward_weight(w1, problem.fc1, plan, wanted=dx),
-        w2=_backward_weight(w2, problem.fc2, plan, wanted=call.needs_dact),
+        w1=weights.to_save(w1, problem.fc1, fmt, wanted=dx),
+        w2=weights.to_save(w2, problem.fc2, fmt, wanted=call.needs_dact),
         owns_x=fmt.is_block_scaled and not te_adapter.is_gemm_ready(inputs.x),
     )
-
-
-def _tokens(
-    tensor: torch.Tensor, quantizer: Any, plan: Plan, splits: Splits, *, row: bool, column: bool
-) -> GroupedOperand:
-    call = plan.call
-    return quantize.tokens(
-        tensor,
-        quantizer,
-        dtype=torch_dtype(call.dtype),
-        fmt=call.format,
-        layout=plan.layout,
-        splits=splits,
-        row=row,
-        column=column,
-    )
-
-
-def _backward_weight(members: Any, spec: LinearSpec, plan: Plan, *, wanted: bool) -> Any:
-    """Return the operand to save; a distributed weight is gathered anew instead."""
-    if not wanted or spec.distributed:
-        return None
-    return weights.operand(members, spec, plan.call.format, Axis.COLUMN)
 
 
 def _backward(
@@ -235,7 +197,7 @@ def _backward(
     db2, dscale = bias_gradient.of_fc2(fc2, state, grad_output)
     quantizer = fc2.get_quantizer("backward", 0)
     dw2 = call.wants(Output.DW2)
-    dy = _tokens(grad_output, quantizer, plan, splits, row=call.needs_dact, column=dw2)
+    dy = quantize.tokens(grad_output, quantizer, plan, splits, row=call.needs_dact, column=dw2)
     act = _through_activation(fc2, run, state, dy) if call.needs_dact else _NOTHING
     activated = state.activated if act.activated is None else act.activated
     grads2 = weight_gradient.parameter_grads(
@@ -257,10 +219,8 @@ def _through_activation(
     fc2: Any, run: CheckedBackend, state: saved.SavedState, dy: GroupedOperand
 ) -> DactResult:
     problem, call = state.plan.problem, state.plan.call
-    w2 = state.w2
-    if w2 is None:
-        members = weights.backward_members(fc2, call.format, torch_dtype(call.dtype))
-        w2 = weights.operand(members, problem.fc2, call.format, Axis.COLUMN)
+    dtype = torch_dtype(call.dtype)
+    w2 = weights.for_backward(fc2, problem.fc2, state.w2, call.format, dtype)
     assert state.pre_activation is not None
     return run.dact_dgrad(
         dy,
@@ -285,10 +245,7 @@ def _input_grad(
 ) -> torch.Tensor:
     problem, call = state.plan.problem, state.plan.call
     dtype = torch_dtype(call.dtype)
-    w1 = state.w1
-    if w1 is None:
-        members = weights.backward_members(fc1, call.format, dtype)
-        w1 = weights.operand(members, problem.fc1, call.format, Axis.COLUMN)
+    w1 = weights.for_backward(fc1, problem.fc1, state.w1, call.format, dtype)
     dx = buffer
     if dx is None:
         shape = (call.rows, problem.fc1.in_features)
@@ -300,9 +257,13 @@ def _input_grad(
 class GroupedMLP_CuTeGEMMGLU(_GroupedMLP_CuTeGEMMBase):  # noqa: N801  (upstream's name)
     """The fused op with a gated activation."""
 
+    is_gated = True
+
 
 class GroupedMLP_CuTeGEMMUnary(_GroupedMLP_CuTeGEMMBase):  # noqa: N801  (upstream's name)
     """The fused op with a unary activation."""
+
+    is_gated = False
 
 
 def is_glu_activation(activation: Any) -> bool:
@@ -335,8 +296,7 @@ def fuse_grouped_mlp_ops(
     def build(fc1: Any, activation: Any, fc2: Any) -> Any:
         return fused_op_cls(fc1=fc1, activation=activation, fc2=fc2)
 
-    gated = issubclass(fused_op_cls, GroupedMLP_CuTeGEMMGLU)
-    return fusion.fuse(ops, recipe, gated, build, activation_op_types)
+    return fusion.fuse(ops, recipe, fused_op_cls.is_gated, build, activation_op_types)
 
 
 def fuse_glu_ops(ops: list[Any], *, recipe: Any = None, **_unused: Any) -> list[Any]:
