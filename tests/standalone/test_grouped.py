@@ -1,6 +1,6 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Grouped MXFP8 functions of tex: each group equals the dense formula, rows past them are spared."""
+"""Grouped MXFP8 functions of tex: each group equals the dense formula, other rows are spared."""
 
 from __future__ import annotations
 

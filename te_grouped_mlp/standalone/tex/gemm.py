@@ -1,6 +1,8 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""tex's matrix products: exact operands, products and sums in float64, rounded once.
+"""tex's matrix products: exact operands, products and sums in float64, one rounding at the store.
+
+That rounding passes through fp32 for 16-bit outputs, as on a GPU, whose accumulators are fp32.
 
 Layouts, all row-major: TN `out = B A^T` (forward, A the weight), NN `out = B A` (input gradient),
 NT `out = B^T A` (weight gradient). A is used row-wise if transposed, B if not.
@@ -53,10 +55,11 @@ def _axes(transa: bool, transb: bool) -> tuple[int, int]:
 
 def _store(out: torch.Tensor, product: torch.Tensor, alpha: float, beta: float) -> None:
     """Write `alpha * product + beta * out`, rounded once; with beta 0, `out` is not read."""
-    if tuple(out.shape) != tuple(product.shape):
+    if out.numel() != product.numel() or out.shape[-1] != product.shape[1]:
         raise ValueError(
             f"GEMM output has shape {tuple(out.shape)}, the product {tuple(product.shape)}"
         )
+    out = out.view(product.shape)
     if alpha != 1.0:
         product = product * alpha
     if beta != 0.0:
@@ -137,7 +140,7 @@ def generic_gemm(
         # The bias joins the sum before it is rounded, whatever alpha scales the product by.
         product, alpha = product * alpha + bias.double(), 1.0
     factor = (1.0 if beta is None else float(beta)) if accumulate else 0.0
-    _store(D.view(product.shape), product, float(alpha), factor)
+    _store(D, product, float(alpha), factor)
     if quantizer is not None:
         D = quantize(D, quantizer)
     return [D, bias_grad, None, extra_output]
@@ -198,7 +201,7 @@ def te_general_grouped_gemm(
             vector.copy_(b_matrix.sum(dim=0))
         elif vector.numel():
             product = product + vector.double()
-        _store(out.view(product.shape), product, 1.0, float(accumulate))
+        _store(out, product, 1.0, float(accumulate))
     return bias
 
 
