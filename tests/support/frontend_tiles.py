@@ -186,13 +186,13 @@ class Weights:
         )
 
     @classmethod
-    def behind(
-        cls, data: torch.Tensor, scale: torch.Tensor, n: int, k: int, major: str
-    ) -> Weights:
+    def behind(cls, data: torch.Tensor, scale: torch.Tensor, n: int, k: int, major: str) -> Weights:
         """Read the tables `b_ptrs` and `sfb_ptrs`."""
         for name, table in (("b_ptrs", data), ("sfb_ptrs", scale)):
             if table.dtype != torch.int64 or table.dim() != 1 or not table.is_contiguous():
-                raise ValueError(f"{name} is {table.dtype} {tuple(table.shape)}; allowed: int64 (L)")
+                raise ValueError(
+                    f"{name} is {table.dtype} {tuple(table.shape)}; allowed: int64 (L)"
+                )
             if any(address == 0 or address % 16 for address in table.tolist()):
                 raise ValueError(f"{name} has an address that is null or not 16-byte aligned")
         return cls(data.tolist(), scale.tolist(), n, k, major)
