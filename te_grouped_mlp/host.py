@@ -38,10 +38,52 @@ HOST_NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "register_forward_backward_fusion": ("prepend",),
         "OperationFuser.forward_backward_fusion_functions": (),
     },
+    "transformer_engine.pytorch.ops": {"basic": ()},
     "transformer_engine.pytorch.ops.basic": {"GroupedLinear": (), "ScaledSwiGLU": ()},
-    "transformer_engine.pytorch.quantization": {"Recipe": ()},
+    "transformer_engine.pytorch.ops.basic.grouped_linear": {
+        "GRAD_INPUT_BUFFER_KEY": (),
+        "OUTPUT_BUFFER_KEY": (),
+    },
+    "transformer_engine.pytorch.ops._common": {
+        "get_dummy_wgrads_for_params": (),
+        "maybe_dequantize": ("dtype",),
+    },
+    "transformer_engine.pytorch.constants": {"DType": (), "TE_DType": ()},
+    "transformer_engine.pytorch.cpu_offload": {
+        "is_cpu_offload_enabled": (),
+        "mark_activation_offload": (),
+        "start_offload": (),
+    },
+    "transformer_engine.pytorch.distributed_weight": {
+        "finalize_weight_grads": (),
+        "is_distributed_weight": (),
+        "materialize_weight_for_backward": (),
+        "materialize_weight_for_forward": (),
+    },
+    "transformer_engine.pytorch.quantization": {
+        "FP8GlobalStateManager": (),
+        "Recipe": (),
+        "get_fp8_torch_dtype": ("fprop_tensor",),
+    },
+    "transformer_engine.pytorch.quantized_tensor": {"QuantizedTensorStorage": ()},
     "transformer_engine.pytorch.tensor.grouped_tensor": {"GroupedTensor": ()},
     "transformer_engine.pytorch.tensor.mxfp8_tensor": {"MXFP8Quantizer": (), "MXFP8Tensor": ()},
+    "transformer_engine.pytorch.utils": {"clear_tensor_data": ()},
+    "transformer_engine_torch": {
+        "group_dequantize": ("input", "otype"),
+        "group_quantize": ("tensor", "quantizer", "num_tensors", "first_dims", "tensor_offsets"),
+        "group_requantize_inplace": (
+            "grouped_x",
+            "quantizer",
+            "num_tensors",
+            "first_dims",
+            "otype",
+            "tensor_offsets",
+            "return_dequantized",
+        ),
+        "quantize": ("tensor", "quantizer"),
+        "splits_to_offsets_multi": ("strides", "include_leading_zero", "dtypes", "bulk_allocate"),
+    },
 }
 
 

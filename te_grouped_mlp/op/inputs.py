@@ -9,11 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformer_engine.pytorch.ops.basic.grouped_linear import (
-    GRAD_INPUT_BUFFER_KEY,
-    OUTPUT_BUFFER_KEY,
-)
-from transformer_engine.pytorch.tensor.grouped_tensor import GroupedTensor
 
 from te_grouped_mlp.op import checks, gradients, memory
 from te_grouped_mlp.op.environment import (
@@ -27,6 +22,9 @@ from te_grouped_mlp.op.operands import torch_dtype
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import Call, LinearSpec, Problem, TensorKind
 from te_grouped_mlp.op.te_adapter import (
+    GRAD_INPUT_BUFFER_KEY,
+    OUTPUT_BUFFER_KEY,
+    GroupedTensor,
     compute_dtype,
     format_of,
     leader,

@@ -13,9 +13,14 @@ from transformer_engine.pytorch.constants import DType as TeDType
 from transformer_engine.pytorch.distributed_weight import is_distributed_weight
 from transformer_engine.pytorch.ops import basic
 from transformer_engine.pytorch.ops._common import get_dummy_wgrads_for_params
+from transformer_engine.pytorch.ops.basic.grouped_linear import (
+    GRAD_INPUT_BUFFER_KEY,
+    OUTPUT_BUFFER_KEY,
+)
 from transformer_engine.pytorch.quantization import get_fp8_torch_dtype
 from transformer_engine.pytorch.quantized_tensor import QuantizedTensorStorage
 from transformer_engine.pytorch.tensor.grouped_tensor import GroupedTensor
+from transformer_engine.pytorch.utils import clear_tensor_data
 
 from te_grouped_mlp.op.environment import Switches
 from te_grouped_mlp.op.formats import MXFP8, NVFP4, UNQUANTIZED, DType, Format
@@ -27,6 +32,29 @@ from te_grouped_mlp.op.problem import (
     Problem,
     RecipeKind,
 )
+
+__all__ = [
+    "ACTIVATION_TYPES",
+    "GRAD_INPUT_BUFFER_KEY",
+    "OUTPUT_BUFFER_KEY",
+    "GroupedLinear",
+    "GroupedTensor",
+    "activation_spec",
+    "clear_tensor_data",
+    "compute_dtype",
+    "format_of",
+    "host_splits",
+    "is_gemm_ready",
+    "is_quantized",
+    "leader",
+    "linear_spec",
+    "packed_bias",
+    "parameters",
+    "placeholder_grads",
+    "problem_of",
+    "read_splits",
+    "widths",
+]
 
 GroupedLinear = basic.GroupedLinear
 

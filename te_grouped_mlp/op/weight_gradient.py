@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformer_engine.pytorch.utils import clear_tensor_data
 
 from te_grouped_mlp.op import gradients, weights
 from te_grouped_mlp.op.backends.checked import CheckedBackend
@@ -17,7 +16,7 @@ from te_grouped_mlp.op.layout import Kernel, Output
 from te_grouped_mlp.op.operands import GroupedOperand, torch_dtype
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import LinearSpec
-from te_grouped_mlp.op.te_adapter import parameters, placeholder_grads
+from te_grouped_mlp.op.te_adapter import clear_tensor_data, parameters, placeholder_grads
 
 _WANTED = {Kernel.FC1_WGRAD: Output.DW1, Kernel.FC2_WGRAD: Output.DW2}
 
