@@ -57,7 +57,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("overlay",),
     ("op.problem",),
     ("op.plan",),
-    ("op.checks", "op.operands", "op.gradients", "op.bias_gradient"),
+    ("op.checks", "op.operands", "op.gradients"),
     ("op.te_adapter",),
     ("op.quantize", "op.weights"),
     ("op.backends.base",),
@@ -65,6 +65,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("op.backends",),
     ("op.selection",),
     ("op.saved",),
+    ("op.inputs", "op.bias_gradient", "op.weight_gradient"),
     ("op.fusion",),
     ("_fork",),
     ("patches",),
@@ -166,7 +167,8 @@ def import_hits(path: str, text: str, known: set[str]) -> Iterator[str]:
         yield f"{path}: has no place in the import order; add it to STAGES"
         return
     for line, target in imports(path, text):
-        if target.split(".")[0] == "transformer_engine" and not name.startswith(TE_IMPORTERS):
+        of_te = target.split(".")[0] in ("transformer_engine", "transformer_engine_torch")
+        if of_te and not name.startswith(TE_IMPORTERS):
             yield f"{path}:{line}: imports {target}"
         if not target.startswith("te_grouped_mlp."):
             continue
@@ -178,6 +180,42 @@ def import_hits(path: str, text: str, known: set[str]) -> Iterator[str]:
         goes_up = other_stage is not None and other_stage > own
         if goes_up and (name, other) not in UPWARD_ALLOWED:
             yield f"{path}:{line}: {name} imports {other}, which comes later"
+
+
+def te_names(text: str) -> dict[tuple[str, str], set[str]]:
+    """Find everything of TE that a file cannot do without.
+
+    Imported names, and dotted names below an imported module (`tex.quantize`). A name that is
+    looked up with `getattr` and a default is optional, and is not found here.
+
+    Returns:
+        (module, name) -> the keywords of the calls in this file.
+    """
+    tree = ast.parse(text)
+    modules: dict[str, str] = {}
+    local: dict[str, tuple[str, str]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+            "transformer_engine"
+        ):
+            local |= {a.asname or a.name: (node.module or "", a.name) for a in node.names}
+        elif isinstance(node, ast.Import):
+            te = [a for a in node.names if a.name.startswith("transformer_engine") and a.asname]
+            modules |= {alias.asname or "": alias.name for alias in te}
+    found: dict[tuple[str, str], set[str]] = {entry: set() for entry in local.values()}
+    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and id(node) not in inner:
+            root, _, name = ast.unparse(node).partition(".")
+            if root in modules:
+                found.setdefault((modules[root], name), set())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            root, _, name = ast.unparse(node.func).partition(".")
+            entry = (modules[root], name) if root in modules else local.get(root)
+            if entry in found and (name == "" or root in modules):
+                found[entry] |= {k.arg for k in node.keywords if k.arg is not None}
+    return found
 
 
 def length_hits(path: str, text: str) -> Iterator[str]:

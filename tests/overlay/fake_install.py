@@ -89,10 +89,15 @@ class FakeInstall:
         for module, names in host.HOST_NAMES.items():
             body = FUSER_TEXT if module.endswith(".fuser") else ""
             for name, keywords in names.items():
-                if f"{module}.{name}" not in lacking and "." not in name and name not in body:
+                if (
+                    f"{module}.{name}" not in lacking
+                    and "." not in name
+                    and f"def {name}(" not in body
+                ):
                     arguments = "".join(f"{keyword}=None, " for keyword in keywords)
                     body += f"def {name}({arguments}): pass\n"
-            texts[module] = texts.get(module, "") + body
+            # Names first: TE defines what the fused module needs before it imports that.
+            texts[module] = body + texts.get(module, "")
         if upstream is not None:
             texts[host.TARGET] = upstream
         packages = {name.rpartition(".")[0] for name in texts} | {"transformer_engine"}

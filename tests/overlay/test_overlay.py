@@ -97,7 +97,7 @@ def test_switch_with_another_value_raises(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", ["2.19.0", "2.20.0", "2.20.2", "2.20.7+abc123"])
 def test_supported_versions_are_taken_without_a_look_at_names(tmp_path: Path, version: str) -> None:
     module = "transformer_engine.pytorch.quantization"
-    install = FakeInstall(tmp_path, version=version, lacking=(f"{module}.Recipe",))
+    install = FakeInstall(tmp_path, version=version, lacking=(f"{module}.FP8GlobalStateManager",))
     answer = install.run(BOOT + BOTH)
     assert answer["who"] == "fork"
     assert answer["before"] is True
@@ -113,15 +113,15 @@ def test_other_version_with_every_name_is_taken(tmp_path: Path, version: str | N
     assert "Warning" not in str(answer["stderr"])
 
 
-RECIPE = "transformer_engine.pytorch.quantization"
+QUANTIZATION = "transformer_engine.pytorch.quantization"
 FUSER = "transformer_engine.pytorch.ops.fuser"
 
 
 @pytest.mark.parametrize(
     ("change", "shown"),
     [
-        ("name", f"{RECIPE}.Recipe"),
-        ("module", RECIPE),
+        ("name", f"{QUANTIZATION}.FP8GlobalStateManager"),
+        ("module", QUANTIZATION),
         ("keyword", f"{FUSER}.register_forward_backward_fusion(prepend=)"),
         ("attribute", f"{FUSER}.OperationFuser.forward_backward_fusion_functions"),
     ],
@@ -134,7 +134,7 @@ def test_other_version_that_lacks_something_keeps_upstream_and_warns_once(
         tmp_path,
         version="2.21.0",
         upstream=upstream,
-        lacking=(f"{RECIPE}.Recipe",) if change == "name" else (),
+        lacking=(f"{QUANTIZATION}.FP8GlobalStateManager",) if change == "name" else (),
     )
     fuser = tmp_path / "transformer_engine/pytorch/ops/fuser.py"
     if change == "module":
