@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED, DType
+from te_grouped_mlp.op.scale_layout import swizzled_offset
+from tests.op.backends.reference import cases
 from tests.op.backends.reference.cases import (
     ACTIVATIONS,
     EVERY_WRAPPER,
@@ -20,6 +22,7 @@ from tests.op.backends.reference.cases import (
     assert_same,
     environment,
     expected,
+    inputs,
     run,
 )
 
@@ -116,6 +119,30 @@ def test_unquantized_gate_orders(interleave):
     spec = dataclasses.replace(ACTIVATIONS["swiglu"], interleave=interleave)
     case = Case(spec, (33, 95), 128, fmt=UNQUANTIZED)
     assert_same(run(BACKEND, case), expected(case), case.live)
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "srelu"])
+def test_nan_in_a_live_row_reaches_the_scales(activation, monkeypatch):
+    case = Case(ACTIVATIONS[activation], (128, 128), 256, ffn=128)
+    clean = run(BACKEND, case, byte=0)["activated"]
+    given_ = inputs(case)
+    given_.groups[1].prob[40] = torch.nan
+    monkeypatch.setattr(cases, "inputs", lambda _: given_)
+    got = run(BACKEND, case, byte=0)
+    # Row 168: its own 4 blocks, and rows 160 to 191 of every column; nothing else moves.
+    moved = [(clean.row.scale != got["activated"].row.scale).nonzero().flatten()]
+    moved.append((clean.column.scale != got["activated"].column.scale).nonzero().flatten())
+    assert sorted(moved[0].tolist()) == [
+        swizzled_offset(168, block, case.ffn // 32) for block in range(4)
+    ]
+    assert sorted(moved[1].tolist()) == sorted(
+        4 * case.ffn + swizzled_offset(column, 1, 4) for column in range(case.ffn)
+    )
+    assert (got["activated"].row.scale[moved[0]] == 0xFF).all()
+    assert (got["activated"].column.scale[moved[1]] == 0xFF).all()
+    assert got["y"][168].isnan().all()
+    assert got["y"][:168].isfinite().all()
+    assert_same(got, expected(case), case.live)
 
 
 def test_features_that_are_no_multiple_of_a_scale_tile():

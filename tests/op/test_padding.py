@@ -1,0 +1,94 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Padding is invisible: a longer buffer, whatever its tail holds, changes no bit of a result."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from te_grouped_mlp.op import environment
+from tests.support import step
+from tests.support.step import StepCase
+
+pytestmark = pytest.mark.usefixtures("fused_switch", "hostile_memory")
+
+FILLS = (0.0, 3.0, 1e30, math.inf, math.nan)
+SINGLE = StepCase(splits=(256,), hidden=256, ffn=192)
+SEVERAL = StepCase(splits=(128, 0, 384), hidden=192, ffn=128)
+
+
+def exact_size(case: StepCase) -> dict:
+    """Run the live rows alone, laid out PACKED like a padded call."""
+    with environment.override(treat_rows_as_full=False):
+        return step.run_step(case.but(buffer_rows=None, fill=0.0))
+
+
+def assert_padding_invisible(case: StepCase) -> None:
+    padded = step.run_step(case)
+    step.assert_same(step.live(case, padded), exact_size(case))
+    for name in ("y", "dx", "dprob"):
+        assert not padded[name][case.live :].any(), f"tail of {name} is not zero"
+
+
+@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize("tiles", [1, 3])
+@pytest.mark.parametrize("activation", ["swiglu", "srelu"])
+@pytest.mark.parametrize("base", [SINGLE, SEVERAL], ids=["1g", "3g"])
+def test_padding_is_invisible(base: StepCase, activation: str, tiles: int, fill: float) -> None:
+    case = base.but(activation=activation, buffer_rows=base.live + 128 * tiles, fill=fill)
+    assert_padding_invisible(case)
+
+
+@pytest.mark.parametrize("activation", step.ACTIVATIONS)
+def test_padding_is_invisible_to_every_activation(activation: str) -> None:
+    case = SINGLE.but(activation=activation, buffer_rows=640, fill=math.nan, bias=True)
+    assert_padding_invisible(case)
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "srelu"])
+def test_padded_single_group_needs_the_decision(activation: str) -> None:
+    """The test above fails when the group count alone decides: it sees the fault it is for."""
+    case = SINGLE.but(activation=activation, buffer_rows=512, fill=3.0)
+    assert_padding_invisible(case)
+    with (
+        environment.override(single_group_is_always_dense=True),
+        pytest.raises(AssertionError, match="differ"),
+    ):
+        assert_padding_invisible(case)
+
+
+def test_old_decision_with_a_packed_writer_reads_unwritten_scales() -> None:
+    """SReLU's kernel writes 256 of 512 rows, so dense readers take NaN for scales and data."""
+    case = SINGLE.but(activation="srelu", buffer_rows=512)
+    with environment.override(single_group_is_always_dense=True):
+        found = step.run_step(case)
+    assert found["y"][: case.live].isfinite().all()
+    assert not found["dW1"].isfinite().any()
+    assert not found["dW2"].isfinite().any()
+
+
+def test_old_decision_with_a_dense_writer_multiplies_the_tail() -> None:
+    """SwiGLU's kernel writes all rows, so the padding's outer products enter the gradients."""
+    case = SINGLE.but(buffer_rows=512, fill=3.0)
+    with environment.override(single_group_is_always_dense=True):
+        found = step.live(case, step.run_step(case))
+    exact = exact_size(case)
+    for name in ("y", "dx", "dprob"):
+        assert step.same_bits(found[name], exact[name]), name
+    for name in ("dW1", "dW2"):
+        error = (found[name] - exact[name]).double().norm() / exact[name].double().norm()
+        assert error > 10, name
+
+
+@pytest.mark.parametrize("activation", step.ACTIVATIONS)
+@pytest.mark.parametrize("base", [SINGLE, SEVERAL], ids=["1g", "3g"])
+def test_step_is_close_to_float64(base: StepCase, activation: str) -> None:
+    case = base.but(activation=activation, buffer_rows=base.live + 128, fill=math.nan)
+    step.assert_close(case, step.run_step(case), step.reference(case))
+
+
+def test_a_full_single_group_is_one_dense_matrix() -> None:
+    """The dense layout gives what the packed one gives where nothing is added before rounding."""
+    step.assert_same(step.run_step(SINGLE), exact_size(SINGLE))
