@@ -268,7 +268,8 @@ def same_bits(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
     if first.dtype != second.dtype or first.shape != second.shape:
         return False
     return torch.equal(
-        first.contiguous().view(-1).view(torch.uint8), second.contiguous().view(-1).view(torch.uint8)
+        first.contiguous().view(-1).view(torch.uint8),
+        second.contiguous().view(-1).view(torch.uint8),
     )
 
 
@@ -279,7 +280,9 @@ def reference(case: StepCase) -> dict[str, Any]:
     fc1, fc2 = model[0], model[2]
     x = inputs.x.detach().double().requires_grad_()
     prob = inputs.prob.detach().double().requires_grad_()
-    weights = [[_leaf(getattr(op, f"weight{i}")) for i in range(op.num_groups)] for op in (fc1, fc2)]
+    weights = [
+        [_leaf(getattr(op, f"weight{i}")) for i in range(op.num_groups)] for op in (fc1, fc2)
+    ]
     biases: list[list[torch.Tensor]] = [[], []]
     if case.bias:
         biases = [
@@ -302,7 +305,9 @@ def reference(case: StepCase) -> dict[str, Any]:
     found = {"y": y.detach(), "dx": x.grad, "dprob": prob.grad}
     for index in (0, 1):
         found[f"dW{index + 1}"] = torch.stack([_grad(w) for w in weights[index]])
-        found[f"db{index + 1}"] = torch.stack([_grad(b) for b in biases[index]]) if case.bias else None
+        found[f"db{index + 1}"] = (
+            torch.stack([_grad(b) for b in biases[index]]) if case.bias else None
+        )
     return found
 
 
@@ -365,7 +370,11 @@ def _stripes(case: StepCase, name: str, actual: torch.Tensor, expected: torch.Te
             yield f"expert {group}", a, e
             continue
         for start in range(0, a.shape[1], 16):
-            yield f"expert {group} columns {start}", a[:, start : start + 16], e[:, start : start + 16]
+            yield (
+                f"expert {group} columns {start}",
+                a[:, start : start + 16],
+                e[:, start : start + 16],
+            )
 
 
 @contextlib.contextmanager
