@@ -1,0 +1,54 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Types of arguments; each refusal names the value and what is allowed."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from te_grouped_mlp.op.formats import MXFP8
+from te_grouped_mlp.op.problem import Activation
+
+ROWS = MXFP8.rows_multiple
+FEATURES = MXFP8.rows_multiple
+"""Features as whole scale tiles, so that one rule serves every argument of these commands."""
+
+
+def integer(*, minimum: int, multiple: int = 1) -> Callable[[str], int]:
+    """Return the type of an integer that is at least `minimum` and a multiple of `multiple`."""
+    allowed = f"an integer of at least {minimum}"
+    if multiple != 1:
+        allowed = f"a multiple of {multiple}, at least {minimum}"
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = minimum - 1
+        if value < minimum or value % multiple:
+            raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed: {allowed}")
+        return value
+
+    return parse
+
+
+ALL = "all"
+
+
+def activations(text: str) -> tuple[Activation, ...]:
+    """Parse activation names separated by commas, or "all"; "ScaledSwiGLU" and "swiglu" are one."""
+    if text.lower() == ALL:
+        return tuple(Activation)
+    return tuple(dict.fromkeys(activation(name) for name in text.split(",")))
+
+
+def activation(text: str) -> Activation:
+    """Parse one activation name, with or without ``Scaled``, in any case."""
+    names = {kind.value.lower(): kind for kind in Activation}
+    key = text.strip().lower()
+    found = names.get(key) or names.get(f"scaled{key}")
+    if found is None:
+        allowed = ", ".join(kind.value for kind in Activation)
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed: {allowed}")
+    return found
