@@ -38,14 +38,14 @@ class Examined:
 
 
 def compose(
-    original: bytes, patches: Sequence[Patch], leave_out: frozenset[str] = frozenset()
+    original: bytes, patches: Sequence[Patch], leave_out: frozenset[tuple[str, str]] = frozenset()
 ) -> bytes:
     """Return a file's bytes with some repairs, in the order given.
 
     Args:
         original: The bytes without repairs.
         patches: The repairs.
-        leave_out: Names of places to skip, for tests that show that each edit is needed.
+        leave_out: Places to skip, each as the repair's name and its own; for tests.
 
     Raises:
         Mismatch: a repair does not fit.

@@ -92,10 +92,6 @@ def _allocates(statement: Statement) -> bool:
     return target_of(statement) == "dscales_tensor" and isinstance(value_of(statement), cst.Call)
 
 
-def _takes_dprob(statement: Statement) -> bool:
-    return target_of(statement) == "grad_scales" and isinstance(value_of(statement), cst.Subscript)
-
-
 def _chooses_extra_grad(statement: Statement) -> bool:
     return (
         isinstance(statement, cst.If)
@@ -150,12 +146,6 @@ PATCH = Patch(
             BACKWARD,
             find=assigns("dactivation_kernel"),
             after=_KERNEL_ARGUMENTS,
-        ),
-        Edit(
-            "backward: result",
-            BACKWARD,
-            find=_takes_dprob,
-            rewrite=_put(f"KNOWN if {_NEED} else None"),
         ),
         Edit("backward: extra grad", BACKWARD, find=_chooses_extra_grad, rewrite=_or_frozen),
     ),
