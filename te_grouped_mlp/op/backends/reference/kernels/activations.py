@@ -17,6 +17,7 @@ the unary ones as 0, because the kernels compare with zero instead of taking a m
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -36,13 +37,23 @@ class Derivative(NamedTuple):
     parts: tuple[torch.Tensor, ...]
 
 
+Parts = tuple[torch.Tensor, ...]
+# The derivatives wait behind a function, because the forward does not want them.
+Evaluated = tuple[torch.Tensor, Callable[[], Parts]]
+
+
 def forward(spec: ActivationSpec, x: torch.Tensor) -> torch.Tensor:
     """Return the activation of x (rows, features * expansion), FC1's column order; dtype kept."""
-    return differentiate(spec, x).value
+    return _evaluate(spec, x)[0]
 
 
 def differentiate(spec: ActivationSpec, x: torch.Tensor) -> Derivative:
     """Return value and partial derivatives at x (rows, features * expansion)."""
+    value, parts = _evaluate(spec, x)
+    return Derivative(value, parts())
+
+
+def _evaluate(spec: ActivationSpec, x: torch.Tensor) -> Evaluated:
     if spec.kind is Activation.SRELU:
         return _srelu(x)
     if spec.kind is Activation.TANH_SRELU:
@@ -92,37 +103,44 @@ def _positive(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x > 0, x, torch.zeros_like(x))
 
 
-def _srelu(x: torch.Tensor) -> Derivative:
+def _srelu(x: torch.Tensor) -> Evaluated:
     r = _positive(x)
-    return Derivative(r * r, (2 * r,))
+    return r * r, lambda: (2 * r,)
 
 
-def _tanh_srelu(x: torch.Tensor, spec: ActivationSpec) -> Derivative:
+def _tanh_srelu(x: torch.Tensor, spec: ActivationSpec) -> Evaluated:
     c = spec.clamp_scale
     t = torch.tanh(_positive(x) / c)
-    return Derivative((c * t) ** 2, (2 * c * (t - t**3),))
+    return (c * t) ** 2, lambda: (2 * c * (t - t**3),)
 
 
-def _swiglu(gate: torch.Tensor, linear: torch.Tensor) -> Derivative:
+def _swiglu(gate: torch.Tensor, linear: torch.Tensor) -> Evaluated:
     s = torch.sigmoid(gate)
     silu = gate * s
-    return Derivative(linear * silu, (linear * s * (1 + gate * (1 - s)), silu))
+    return linear * silu, lambda: (linear * s * (1 + gate * (1 - s)), silu)
 
 
-def _clamped_qgeglu(gate: torch.Tensor, linear: torch.Tensor, spec: ActivationSpec) -> Derivative:
+def _clamped_qgeglu(gate: torch.Tensor, linear: torch.Tensor, spec: ActivationSpec) -> Evaluated:
     limit, alpha = spec.limit, spec.alpha
     clamped = torch.clamp(gate, max=limit)
     shifted = torch.clamp(linear, -limit, limit) + spec.linear_offset
     s = torch.sigmoid(alpha * clamped)
     quick = clamped * s
-    d_gate = shifted * s * (1 + alpha * clamped * (1 - s)) * (gate <= limit)
-    d_linear = quick * ((linear >= -limit) & (linear <= limit))
-    return Derivative(quick * shifted, (d_gate, d_linear))
+
+    def parts() -> Parts:
+        d_gate = shifted * s * (1 + alpha * clamped * (1 - s)) * (gate <= limit)
+        return d_gate, quick * ((linear >= -limit) & (linear <= limit))
+
+    return quick * shifted, parts
 
 
-def _situ_glu(gate: torch.Tensor, linear: torch.Tensor, spec: ActivationSpec) -> Derivative:
+def _situ_glu(gate: torch.Tensor, linear: torch.Tensor, spec: ActivationSpec) -> Evaluated:
     s = torch.sigmoid(gate)
     t_gate, t_linear = torch.tanh(gate / spec.beta1), torch.tanh(linear / spec.beta2)
     left, right = spec.beta1 * t_gate * s, spec.beta2 * t_linear
-    d_gate = right * ((1 - t_gate**2) * s + left * (1 - s))
-    return Derivative(left * right, (d_gate, left * (1 - t_linear**2)))
+
+    def parts() -> Parts:
+        d_gate = right * ((1 - t_gate**2) * s + left * (1 - s))
+        return d_gate, left * (1 - t_linear**2)
+
+    return left * right, parts
