@@ -1,0 +1,41 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What pytest has to know about these tests when they are copied away from pyproject.toml too."""
+
+from __future__ import annotations
+
+import pytest
+
+# Marker -> what it says, and the compute capability that a device must have for it.
+_DEVICE_MARKERS = {
+    "gpu": ("needs any CUDA device", None),
+    "sm90": ("needs a Hopper device", 9),
+    "sm100": ("needs a Blackwell device (SM 10x)", 10),
+}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the markers, and leave slow tests out unless `-m` says something."""
+    for name, (text, _) in _DEVICE_MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {text}")
+    config.addinivalue_line("markers", "slow: longer than a few seconds; run with -m slow")
+    if not config.option.markexpr:
+        config.option.markexpr = "not slow"
+
+
+def _device_major() -> int | None:
+    import torch
+
+    return torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a device test, with the reason, where that device is not there."""
+    wanted = [name for name in _DEVICE_MARKERS if item.get_closest_marker(name) is not None]
+    if not wanted:
+        return
+    major = _device_major()
+    for name in wanted:
+        text, needed = _DEVICE_MARKERS[name]
+        if major is None or (needed is not None and major != needed):
+            pytest.skip(text)
