@@ -1,0 +1,127 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors as the kernels take them: experts in one strided tensor, rows that TMA can address."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from te_grouped_mlp.op.operands import GroupedOperand, Splits, WeightOperand
+
+_ALIGN = 16
+"""Bytes to which TMA wants addresses and row strides aligned."""
+
+_offsets: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def int32_offsets(splits: Splits) -> torch.Tensor:
+    """Return the row offsets with a leading zero, int32 (G + 1,); never synchronises.
+
+    Kept as long as the splits' own tensor lives, since all launches of a step ask for it.
+    """
+    found = _offsets.get(splits.offsets)
+    if found is None:
+        found = _offsets[splits.offsets] = splits.offsets.to(torch.int32)
+    return found
+
+
+def rows_of(operand: GroupedOperand, name: str) -> torch.Tensor:
+    """Return the values of a token operand, row-major and aligned; a copy only if they are not.
+
+    Raises:
+        ValueError: The operand has no plain values, or they are not bf16 on a CUDA device.
+    """
+    if operand.plain is None:
+        raise ValueError(f"{name} has no plain values, which format unquantized needs")
+    require_bf16(name, operand.plain)
+    return addressable(operand.plain)
+
+
+def require_bf16(name: str, tensor: torch.Tensor) -> None:
+    """Raise ValueError unless a tensor is bf16 on a CUDA device."""
+    if tensor.dtype is not torch.bfloat16 or not tensor.is_cuda:
+        raise ValueError(
+            f"{name} is {tensor.dtype} on {tensor.device}; allowed: torch.bfloat16 on cuda"
+        )
+
+
+def addressable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose rows TMA can address: itself, or a contiguous copy."""
+    return tensor if is_addressable(tensor) else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def is_addressable(tensor: torch.Tensor) -> bool:
+    """Whether the last dimension is dense and address and other strides are aligned."""
+    size = tensor.element_size()
+    strides = tensor.stride()
+    if strides[-1] != 1 or tensor.data_ptr() % _ALIGN:
+        return False
+    return all(stride > 0 and stride * size % _ALIGN == 0 for stride in strides[:-1])
+
+
+def per_row(value: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a (rows,) tensor with stride 1, as it is or copied."""
+    return value if value is None or value.is_contiguous() else value.contiguous()
+
+
+def experts_of(w: WeightOperand, groups: int) -> torch.Tensor:
+    """Return the weights as one (G, out, in) tensor: a view where they lie evenly, else a copy.
+
+    Raises:
+        ValueError: The number of experts or a shape is wrong, or a weight is not bf16 on CUDA.
+    """
+    if w.num_groups != groups:
+        raise ValueError(f"w has {w.num_groups} experts; the plan has {groups} groups")
+    for index, member in enumerate(w.data):
+        if tuple(member.shape) != w.shape:
+            raise ValueError(f"w[{index}] has shape {tuple(member.shape)}; allowed: {w.shape}")
+    require_bf16("w", w.data[0])
+    view = evenly_spaced(w.data)
+    return torch.stack(w.data) if view is None else view
+
+
+def evenly_spaced(members: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Return matrices that lie evenly in one storage as one (G, rows, cols) view, else None.
+
+    The members must agree in dtype and strides, follow each other in ascending order at one
+    distance, not overlap, and be addressable by TMA. Descending order (a buffer filled from its
+    end) has no view, since PyTorch knows no negative strides.
+    """
+    first = members[0]
+    if first.dim() != 2 or not is_addressable(first):
+        return None
+    base, storage = first.data_ptr(), first.untyped_storage().data_ptr()
+    extent = first.shape[0] * first.stride(0) * first.element_size()
+    distance = members[1].data_ptr() - base if len(members) > 1 else extent
+    if distance < extent or distance % _ALIGN:
+        return None
+    for index, member in enumerate(members):
+        if (
+            member.data_ptr() != base + index * distance
+            or member.untyped_storage().data_ptr() != storage
+            or member.dtype is not first.dtype
+            or member.shape != first.shape
+            or member.stride() != first.stride()
+        ):
+            return None
+    size = (len(members), *first.shape)
+    return first.as_strided(size, (distance // first.element_size(), *first.stride()))
+
+
+def in_pairs(bias: torch.Tensor, width: int | None) -> torch.Tensor:
+    """Return a (G, N) tensor in fp32 with gate and linear columns next to each other; new."""
+    groups, cols = bias.shape
+    blocks = bias.view(groups, -1, 2, cols // 2 if width is None else width)
+    out = torch.empty((groups, cols), dtype=torch.float32, device=bias.device)
+    out.view(*blocks.shape[:2], blocks.shape[3], 2).copy_(blocks.transpose(2, 3))
+    return out
+
+
+def out_of_pairs(values: torch.Tensor, width: int | None) -> torch.Tensor:
+    """Undo `in_pairs` for a (G, N) tensor, dtype kept; new."""
+    groups, cols = values.shape
+    width = cols // 2 if width is None else width
+    return values.view(groups, -1, width, 2).transpose(2, 3).reshape(groups, cols)

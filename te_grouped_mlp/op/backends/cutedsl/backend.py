@@ -1,0 +1,248 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The native backend: bf16 on Hopper, four operations as grouped kernels over packed rows.
+
+Rounding points: products accumulate in fp32; FC1's activation is evaluated on the unrounded values
+and rounded once with the probability; the backward reads the pre-activation as stored, in bf16; the
+probability's gradient is summed from unrounded fp32 products; FC1's bias gradient is summed in fp32
+from the gradient as stored, in bf16.
+
+The pre-activation of a gated activation and its gradient are in pair order: column 2j belongs to
+the gate, column 2j + 1 to the linear part. Only this backend reads them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from te_grouped_mlp.op import memory
+from te_grouped_mlp.op.backends.base import (
+    DactEpilogue,
+    DactResult,
+    Fc1Epilogue,
+    Fc1Result,
+    GemmEpilogue,
+)
+from te_grouped_mlp.op.backends.cutedsl import arguments, capability, config
+from te_grouped_mlp.op.backends.cutedsl.compile import target_arch
+from te_grouped_mlp.op.backends.cutedsl.config import Op
+from te_grouped_mlp.op.backends.cutedsl.keys import KernelKey, order_only, reduced
+from te_grouped_mlp.op.backends.cutedsl.launch import launcher
+from te_grouped_mlp.op.environment import Environment
+from te_grouped_mlp.op.formats import DType
+from te_grouped_mlp.op.gradients import WgradTarget
+from te_grouped_mlp.op.layout import GroupLayout, Kernel
+from te_grouped_mlp.op.operands import GroupedOperand, Splits, WeightOperand
+from te_grouped_mlp.op.plan import Plan, Reject
+from te_grouped_mlp.op.problem import ActivationSpec, Call, Problem
+
+_GEMMS = {Kernel.FC2_FORWARD: Op.FC2_FORWARD, Kernel.FC1_DGRAD: Op.FC1_DGRAD}
+_WGRADS = {Kernel.FC1_WGRAD: Op.FC1_WGRAD, Kernel.FC2_WGRAD: Op.FC2_WGRAD}
+
+
+class CuteDslBackend:
+    """See `backends.base.Backend` for the contract of every method."""
+
+    name = capability.NAME
+
+    def refusal(self, problem: Problem, env: Environment) -> Reject | None:
+        """Say why no call of `problem` could run here; None when some can."""
+        return capability.refusal(problem, env)
+
+    def plan(self, problem: Problem, call: Call, env: Environment) -> Plan | Reject:
+        """Plan the call; the layout is always packed."""
+        launches = capability.plan_launches(problem, call, env)
+        if isinstance(launches, Reject):
+            return launches
+        layout = GroupLayout.decide(
+            num_groups=problem.num_groups,
+            buffer_rows=call.rows,
+            rows_are_full=call.rows_are_full,
+            launches=launches,
+        )
+        return Plan(self.name, problem, call, layout, launches)
+
+    def fc1_act(
+        self, plan: Plan, x: GroupedOperand, w: WeightOperand, epilogue: Fc1Epilogue
+    ) -> Fc1Result:
+        """Compute ``act(x W1^T + b1) * prob``."""
+        spec, rows = plan.problem.activation, plan.layout.buffer_rows
+        _require_shape("x", x.shape, (rows, w.shape[1]))
+        a, b = arguments.rows_of(x, "x"), arguments.experts_of(w, plan.layout.num_groups)
+        prob, bias = arguments.per_row(epilogue.prob), epilogue.bias
+
+        activated = memory.empty((rows, w.shape[0] // spec.expansion), torch.bfloat16, a.device)
+        pre = None
+        if epilogue.want_pre_activation:
+            pre = memory.empty((rows, w.shape[0]), torch.bfloat16, a.device)
+        result = Fc1Result(_operand(plan, x.splits, activated), pre)
+        if not rows:
+            return result
+
+        if bias is not None:
+            bias = arguments.in_pairs(bias, spec.interleave) if spec.is_gated else bias.float()
+        arch = target_arch()
+        tile = config.choose(Op.FC1_ACT, arch, n=w.shape[0], k=w.shape[1])
+        key = KernelKey(
+            Op.FC1_ACT, arch, tile, reduced(spec),
+            bias=bias is not None, scale=_dtype(prob), pre_activation=pre is not None,
+        )  # fmt: skip
+        launcher(key, a.device.index)(
+            a, b, pre, None, arguments.int32_offsets(x.splits),
+            activated=activated, bias=bias, prob=prob,
+        )  # fmt: skip
+        return result
+
+    def gemm(
+        self,
+        plan: Plan,
+        kernel: Kernel,
+        a: GroupedOperand,
+        w: WeightOperand,
+        out: torch.Tensor,
+        epilogue: GemmEpilogue,
+    ) -> None:
+        """Write ``a W^T`` (FC2_FORWARD) or ``a W`` (FC1_DGRAD) into `out`."""
+        if kernel not in _GEMMS:
+            raise ValueError(f"kernel is {kernel.value}; allowed: fc2_forward, fc1_dgrad")
+        op, rows = _GEMMS[kernel], plan.layout.buffer_rows
+        k, n = w.shape if op is Op.FC1_DGRAD else w.shape[::-1]
+        _require_shape("a", a.shape, (rows, k))
+        _require_shape("out", tuple(out.shape), (rows, n))
+        arguments.require_bf16("out", out)
+        left = arguments.rows_of(a, "a")
+        right = arguments.experts_of(w, plan.layout.num_groups)
+        if not rows:
+            return
+
+        spec = order_only(plan.problem.activation) if op is Op.FC1_DGRAD else None
+        bias = None if epilogue.bias is None else epilogue.bias.float()
+        scale = arguments.per_row(epilogue.bias_scale) if bias is not None else None
+        key = KernelKey(
+            op, target_arch(), config.choose(op, target_arch(), n=n, k=k), spec,
+            bias=bias is not None, scale=_dtype(scale),
+        )  # fmt: skip
+        target = arguments.addressable(out)
+        launcher(key, left.device.index)(
+            left, right, target, None, arguments.int32_offsets(a.splits),
+            bias=bias, bias_scale=scale,
+        )  # fmt: skip
+        if target is not out:
+            out.copy_(target)
+        if epilogue.zero_tail and not plan.call.rows_are_full:
+            from te_grouped_mlp.op.backends.cutedsl import reductions
+
+            reductions.zero_tail(out, a.splits.ends)
+
+    def dact_dgrad(
+        self,
+        plan: Plan,
+        dy: GroupedOperand,
+        w: WeightOperand,
+        pre_activation: torch.Tensor,
+        epilogue: DactEpilogue,
+    ) -> DactResult:
+        """Compute the gradient of FC1's output from ``dy W2`` and the pre-activation."""
+        spec, rows, n = plan.problem.activation, plan.layout.buffer_rows, w.shape[1]
+        _require_shape("dy", dy.shape, (rows, w.shape[0]))
+        _require_shape("pre_activation", tuple(pre_activation.shape), (rows, n * spec.expansion))
+        arguments.require_bf16("pre_activation", pre_activation)
+        if epilogue.want_activated and spec.is_gated:
+            raise ValueError(f"want_activated is set; {spec.kind.value} does not recompute it")
+        a, b = arguments.rows_of(dy, "dy"), arguments.experts_of(w, plan.layout.num_groups)
+        prob = arguments.per_row(epilogue.prob)
+
+        grad = memory.empty((rows, n * spec.expansion), torch.bfloat16, a.device)
+        made = slots = None
+        if epilogue.want_activated:
+            made = memory.empty((rows, n), torch.bfloat16, a.device)
+        tile = config.choose(Op.DACT_DGRAD, target_arch(), n=n, k=w.shape[0])
+        if epilogue.want_dprob:
+            slots = memory.empty((-(-n // tile.n), rows), torch.float32, a.device).t()
+        if rows:
+            key = KernelKey(
+                Op.DACT_DGRAD, target_arch(), tile, reduced(spec), scale=_dtype(prob),
+                dprob=slots is not None, activated=made is not None,
+            )  # fmt: skip
+            launcher(key, a.device.index)(
+                a, b, grad, arguments.addressable(pre_activation),
+                arguments.int32_offsets(dy.splits), prob=prob, slots=slots, activated=made,
+            )  # fmt: skip
+        return _finished(plan, dy.splits, grad, slots, made, epilogue.want_bias_grad)
+
+    def wgrad(
+        self, plan: Plan, kernel: Kernel, x: GroupedOperand, dy: GroupedOperand, target: WgradTarget
+    ) -> None:
+        """Write or add ``dy_g^T x_g`` for every expert."""
+        if kernel not in _WGRADS:
+            raise ValueError(f"kernel is {kernel.value}; allowed: fc1_wgrad, fc2_wgrad")
+        op, members = _WGRADS[kernel], target.members()
+        if len(members) != plan.layout.num_groups:
+            raise ValueError(
+                f"target has {len(members)} members; the plan has {plan.layout.num_groups} groups"
+            )
+        for member in members:
+            _require_shape("target", tuple(member.shape), (dy.shape[1], x.shape[1]))
+        left, right = arguments.rows_of(dy, "dy"), arguments.rows_of(x, "x")
+        out = _dtype(members[0])
+        if not plan.layout.buffer_rows:
+            if not target.accumulate:
+                for member in members:
+                    member.zero_()
+            return
+
+        spec = order_only(plan.problem.activation) if op is Op.FC1_WGRAD else None
+        tile = config.choose(op, target_arch(), n=x.shape[1], k=0)
+        key = KernelKey(op, target_arch(), tile, spec, out=out, accumulate=target.accumulate)
+        view = arguments.evenly_spaced(members)
+        d = torch.stack(members) if view is None else view
+        launcher(key, left.device.index)(
+            left.t(), right.t(), d, d if target.accumulate else None,
+            arguments.int32_offsets(dy.splits),
+        )  # fmt: skip
+        if view is None:
+            for member, result in zip(members, d.unbind(0), strict=True):
+                member.copy_(result)
+
+
+def _finished(
+    plan: Plan,
+    splits: Splits,
+    grad: torch.Tensor,
+    slots: torch.Tensor | None,
+    made: torch.Tensor | None,
+    want_bias_grad: bool,
+) -> DactResult:
+    """Join the partial sums of `dact_dgrad`."""
+    from te_grouped_mlp.op.backends.cutedsl import reductions
+
+    spec: ActivationSpec = plan.problem.activation
+    dprob = bias_grad = None
+    if slots is not None:
+        rows = plan.layout.buffer_rows
+        dprob = reductions.finish_rows(slots, splits.ends) if rows else slots.new_zeros(0)
+    if want_bias_grad:
+        bias_grad = reductions.column_sums(grad, None, splits.ends)
+        if spec.is_gated:
+            bias_grad = arguments.out_of_pairs(bias_grad, spec.interleave)
+    activated = None if made is None else _operand(plan, splits, made)
+    return DactResult(_operand(plan, splits, grad), dprob, bias_grad, activated)
+
+
+def _operand(plan: Plan, splits: Splits, values: torch.Tensor) -> GroupedOperand:
+    shape = (values.shape[0], values.shape[1])
+    return GroupedOperand(plan.call.format, shape, plan.layout, splits, plain=values)
+
+
+def _dtype(tensor: torch.Tensor | None) -> DType | None:
+    if tensor is None:
+        return None
+    found = DType.of(tensor.dtype)
+    if found not in (DType.BFLOAT16, DType.FLOAT32):
+        raise ValueError(f"dtype is {found.value}; allowed: bfloat16, float32")
+    return found
+
+
+def _require_shape(name: str, shape: tuple[int, ...], allowed: tuple[int, int]) -> None:
+    if shape != allowed:
+        raise ValueError(f"{name} has shape {shape}; allowed: {allowed}")

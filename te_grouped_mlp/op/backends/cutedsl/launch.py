@@ -1,0 +1,75 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One compiled kernel with everything that a call need not compute again."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from te_grouped_mlp.op.backends.cutedsl import compile as kernels
+from te_grouped_mlp.op.backends.cutedsl.config import Op
+from te_grouped_mlp.op.backends.cutedsl.keys import KernelKey
+
+
+class Launcher:
+    """Launches one kernel on one device, on torch's current stream; never synchronises."""
+
+    def __init__(self, key: KernelKey, device: int) -> None:
+        from te_grouped_mlp.op.backends.cutedsl.kernels import quack_base
+
+        self._function = kernels.kernel(key)
+        clusters = _active_clusters(key.tile.cluster_m * key.tile.cluster_n, device)
+        self._scheduler = quack_base.scheduler_arguments(clusters)
+        self._lengths = quack_base.variable_lengths
+        self._varlen = "k" if key.op in (Op.FC1_WGRAD, Op.FC2_WGRAD) else "m"
+        self._arguments = _argument_type(key.op)
+
+    def __call__(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        d: torch.Tensor | None,
+        c: torch.Tensor | None,
+        offsets: torch.Tensor,
+        **epilogue: torch.Tensor | None,
+    ) -> None:
+        """Launch.
+
+        Args:
+            a, b, d, c: Operands, as the kernel's module says.
+            offsets: int32 (G + 1,) row offsets.
+            **epilogue: Tensors of the epilogue, exactly those that the key announces.
+        """
+        self._function(
+            a, b, d, c, self._arguments(**epilogue), self._scheduler,
+            self._lengths(offsets, self._varlen), None, None,
+        )  # fmt: skip
+
+
+@functools.cache
+def launcher(key: KernelKey, device: int) -> Launcher:
+    """Return the launcher of a kernel; made once per device."""
+    return Launcher(key, device)
+
+
+@functools.cache
+def _active_clusters(size: int, device: int) -> int:
+    from cutlass.utils import HardwareInfo
+
+    return int(HardwareInfo(device).get_max_active_clusters(cluster_size=size))
+
+
+def _argument_type(op: Op) -> Any:
+    from te_grouped_mlp.op.backends.cutedsl.kernels import dact_dgrad, fc1_act, gemm, wgrad
+
+    return {
+        Op.FC1_ACT: fc1_act.Arguments,
+        Op.FC2_FORWARD: gemm.Arguments,
+        Op.FC1_DGRAD: gemm.Arguments,
+        Op.DACT_DGRAD: dact_dgrad.Arguments,
+        Op.FC1_WGRAD: wgrad.Arguments,
+        Op.FC2_WGRAD: wgrad.Arguments,
+    }[op]
