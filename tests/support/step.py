@@ -1,6 +1,6 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One training step of a grouped MLP, described by a value, run by TE, and recomputed in float64."""
+"""One training step of a grouped MLP: a value, run by TE and recomputed in float64."""
 
 from __future__ import annotations
 
