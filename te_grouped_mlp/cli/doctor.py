@@ -1,0 +1,229 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`te-grouped-mlp doctor`: whether the overlay is active, what is installed, which path runs, why."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from dataclasses import dataclass
+from typing import Any
+
+import te_grouped_mlp
+from te_grouped_mlp import host, overlay
+from te_grouped_mlp.cli import machine, output, paths
+from te_grouped_mlp.cli.remedies import REMEDIES
+from te_grouped_mlp.op.environment import (
+    FUSED_SWITCH,
+    RUNTIME_OFFSETS,
+    Absent,
+    Environment,
+    read_switches,
+)
+from te_grouped_mlp.op.plan import Reason, Reject
+
+_ANY = "any"
+_COLUMNS = ("activation", "recipe", "bias", "groups", "deterministic")
+_USE = {
+    "torch": "needed",
+    "transformer_engine": "needed",
+    "cudnn_frontend": "kernels of SM 10x",
+    "cutlass_dsl": "native kernels, and those of the cuDNN frontend",
+    "quack": "native kernels",
+    "triton": "comes with a GPU build of torch",
+}
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="whether the overlay is active, what is installed, which path runs and why",
+        description="Says in its first line whether the overlay is active in this process, or why "
+        "not; then what is installed, and which path every kind of grouped MLP takes. Activates "
+        "and changes nothing. Exit code 1 if the overlay is not active.",
+    )
+    parser.add_argument(
+        "--assume",
+        default="",
+        metavar="KEY=VALUE[,...]",
+        help="ask about another machine: sm=100, frontend=1.32.0, te=2.20.2, torch=..., "
+        "cutlass_dsl=..., quack=..., triton=...; none stands for an absence",
+    )
+    output.add_json(parser)
+
+
+@dataclass(frozen=True)
+class State:
+    """The overlay's state; `overlay.Status`, or the value that it refuses to judge."""
+
+    active: bool
+    reason: str
+    remedy: str
+
+    @property
+    def line(self) -> str:
+        """The first line of the report."""
+        if self.active:
+            return f"overlay active: {self.reason}"
+        return f"overlay not active: {self.reason}; {self.remedy}"
+
+
+def overlay_state() -> State:
+    """Judge as `overlay.assert_active` does; a value that it refuses counts as not active."""
+    try:
+        status = overlay.status()
+    except ValueError as error:
+        return State(False, str(error), "correct the variable, and start a new process")
+    return State(status.active, status.reason, status.remedy)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report."""
+    assumed = machine.parse_assumptions(args.assume) if args.assume else {}
+    state = overlay_state()
+    if output.shows_text(args.json):
+        print(state.line, flush=True)
+    env = machine.examine(assumed)
+    answers = {question: paths.answer(question, env) for question in paths.questions()}
+    if output.shows_text(args.json):
+        _print_machine(env, assumed)
+        _print_paths(answers, state)
+    output.write_json(args.json, _json(state, env, assumed, answers))
+    return 0 if state.active or assumed else 1
+
+
+def _offer(name: str, env: Environment) -> str:
+    """Say what a package offers here, or what it is for where it is absent."""
+    found = env.versions[name]
+    if isinstance(found, Absent):
+        return f"{found.cause} ({_USE[name]})"
+    if name == "transformer_engine":
+        known = "supported" if host.is_supported(found) else f"not {host.SUPPORTED}"
+        return f"{known}; standalone, without its extension" if env.standalone else known
+    if name == "cudnn_frontend":
+        return _frontend_offer(env)
+    return _USE[name]
+
+
+def _frontend_offer(env: Environment) -> str:
+    if isinstance(env.wrappers, Absent):
+        return env.wrappers.cause
+    parts = []
+    for argument in (RUNTIME_OFFSETS, "deterministic"):
+        having = [name for name in env.wrappers if env.wrapper_takes(name, argument)]
+        parts.append(f"{argument}: {', '.join(having) or 'no wrapper'}")
+    return "; ".join(parts)
+
+
+def _print_machine(env: Environment, assumed: dict[str, str]) -> None:
+    found = output.table("", "version", "")
+    found.add_row(
+        "te-grouped-mlp", te_grouped_mlp.__version__, f"Python {platform.python_version()}"
+    )
+    for name, version in env.versions.items():
+        shown = "absent" if isinstance(version, Absent) else version
+        found.add_row(machine.DISTRIBUTIONS[name], shown, _offer(name, env))
+    gpu = "none" if isinstance(env.sm, Absent) else f"SM {env.sm[0]}{env.sm[1]}"
+    found.add_row("GPU", gpu, env.sm.cause if isinstance(env.sm, Absent) else "")
+    output.show(found)
+    if assumed:
+        told = ", ".join(f"{key}={value}" for key, value in assumed.items())
+        print(f"Assumed, not found here: {told}")
+
+
+def _print_paths(answers: dict[paths.Question, paths.Answer], state: State) -> None:
+    missing = [] if state.active else ["the overlay active"]
+    if not read_switches().fused:
+        missing.append(f"{FUSED_SWITCH}=1")
+    if missing:
+        print(f"\nWith {' and '.join(missing)}, which is not so here, this would run:")
+    else:
+        print("\nWhat runs:")
+    numbers: dict[tuple[str, Reject], int] = {}
+    found = output.table(*_COLUMNS, "path", "rows", "dprob by", "dbias by", "repeats", "why")
+    for key, answer in merged(answers):
+        why = [f"[{numbers.setdefault(each, len(numbers) + 1)}]" for each in answer.refusals]
+        repeats = {True: "yes", False: "no", None: ""}[answer.repeats]
+        cells = (answer.path, answer.rows, answer.dprob, answer.dbias, repeats, " ".join(why))
+        found.add_row(*key, *cells)
+    output.show(found)
+    for (step, reject), number in numbers.items():
+        print(f"[{number}] not {step}: {reject}. Remedy: {REMEDIES[reject.reason]}.")
+
+
+def merged(
+    answers: dict[paths.Question, paths.Answer],
+) -> list[tuple[tuple[str, ...], paths.Answer]]:
+    """Join questions with the same answer, so that a person can read the table.
+
+    Returns:
+        The texts of _COLUMNS ("any" where the answer does not depend on one) and the answer.
+    """
+    texts = [(_texts(question), answer) for question, answer in answers.items()]
+    values = [list(dict.fromkeys(key[index] for key, _ in texts)) for index in range(len(_COLUMNS))]
+    for index in range(len(_COLUMNS)):
+        groups: dict[Any, list[str]] = {}
+        for key, answer in texts:
+            rest = (key[:index], key[index + 1 :], answer)
+            groups.setdefault(rest, []).append(key[index])
+        texts = []
+        for (head, tail, answer), joined in groups.items():
+            text = _ANY if len(joined) == len(values[index]) else ", ".join(joined)
+            texts.append(((*head, text, *tail), answer))
+    return texts
+
+
+def _texts(question: paths.Question) -> tuple[str, ...]:
+    return (
+        question.activation.value,
+        question.recipe.value,
+        "yes" if question.bias else "no",
+        str(question.groups),
+        "yes" if question.deterministic else "no",
+    )
+
+
+def _json(
+    state: State,
+    env: Environment,
+    assumed: dict[str, str],
+    answers: dict[paths.Question, paths.Answer],
+) -> dict[str, object]:
+    def text(value: object) -> object:
+        return {"absent": value.cause} if isinstance(value, Absent) else value
+
+    rows = [
+        {
+            **dict(zip(_COLUMNS, _texts(question), strict=True)),
+            "path": answer.path,
+            "rows": answer.rows,
+            "dprob": answer.dprob,
+            "dbias": answer.dbias,
+            "repeats": answer.repeats,
+            "refusals": [_refusal(step, reject) for step, reject in answer.refusals],
+        }
+        for question, answer in answers.items()
+    ]
+    return {
+        "overlay": {"active": state.active, "reason": state.reason, "remedy": state.remedy},
+        "switch": read_switches().fused,
+        "versions": {
+            "te_grouped_mlp": te_grouped_mlp.__version__,
+            **{name: text(value) for name, value in env.versions.items()},
+        },
+        "sm": text(env.sm) if isinstance(env.sm, Absent) else f"{env.sm[0]}{env.sm[1]}",
+        "standalone": env.standalone,
+        "assumed": assumed,
+        "paths": rows,
+    }
+
+
+def _refusal(step: str, reject: Reject) -> dict[str, str]:
+    reason: Reason = reject.reason
+    return {
+        "step": step,
+        "reason": reason.name,
+        "detail": reject.detail,
+        "remedy": REMEDIES[reason],
+    }

@@ -1,0 +1,271 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which path a grouped MLP takes on a machine, and why not another. Imports neither torch nor TE.
+
+Our own paths are asked through the `capability` modules of the backends, which plan the real calls.
+Transformer Engine's fused op is described by its published conditions.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import pkgutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+
+from te_grouped_mlp.op import backends
+from te_grouped_mlp.op.backends.upstream import capability as upstream
+from te_grouped_mlp.op.environment import RUNTIME_OFFSETS, Absent, Environment
+from te_grouped_mlp.op.formats import MXFP8, NVFP4, UNQUANTIZED, DType
+from te_grouped_mlp.op.layout import GroupLayout, Launch, Output, is_single_group
+from te_grouped_mlp.op.plan import Reason, Reject
+from te_grouped_mlp.op.problem import (
+    Activation,
+    ActivationSpec,
+    Call,
+    LinearSpec,
+    Problem,
+    RecipeKind,
+    TensorKind,
+)
+
+UPSTREAM = "upstream"
+UNFUSED = "unfused"
+RAISES = "raises"
+
+_ORDER = ("cudnn", "cutedsl", "reference")
+_AUTO = "auto"
+_FORMATS = {RecipeKind.MXFP8: MXFP8, RecipeKind.NVFP4: NVFP4, RecipeKind.NONE: UNQUANTIZED}
+_WIDTH = 1024
+_SEVERAL = 8
+_ROWS = 2048
+
+
+@dataclass(frozen=True)
+class Question:
+    """One cell of the table: a step as a user would describe it.
+
+    Attributes:
+        activation, recipe: Of the step.
+        bias: Biases on both linears, that of FC2 scaled by the probabilities.
+        groups: Number of experts.
+        deterministic: Bit-identical results are demanded.
+    """
+
+    activation: Activation
+    recipe: RecipeKind
+    bias: bool
+    groups: int
+    deterministic: bool
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What happens.
+
+    Attributes:
+        path: A backend of ours, "upstream", "unfused", or "raises" (RuntimeError before any kernel).
+        rows: Row extent of full buffers, and of padded ones where it differs.
+        dprob, dbias: The launches that compute them; "" where the path is not ours.
+        repeats: Whether every output is bit-identical from run to run; None where not known.
+        refusals: Each step that was passed over, with its reason.
+    """
+
+    path: str
+    rows: str = ""
+    dprob: str = ""
+    dbias: str = ""
+    repeats: bool | None = None
+    refusals: tuple[tuple[str, Reject], ...] = ()
+
+
+def questions() -> Iterator[Question]:
+    """Yield every combination of the table."""
+    recipes = (RecipeKind.MXFP8, RecipeKind.NVFP4, RecipeKind.NONE)
+    both = (False, True)
+    for found in itertools.product(Activation, recipes, both, (1, _SEVERAL), both):
+        yield Question(*found)
+
+
+def names() -> tuple[str, ...]:
+    """Return our backends that this installation has, in the order in which they are asked."""
+    found = {
+        each.name
+        for each in pkgutil.iter_modules(backends.__path__)
+        if each.ispkg and each.name != UPSTREAM and _capability(each.name) is not None
+    }
+    known = [name for name in _ORDER if name in found]
+    return (*known, *sorted(found.difference(known)))
+
+
+def _capability(name: str) -> ModuleType | None:
+    full = f"{backends.__name__}.{name}"
+    if importlib.util.find_spec(f"{full}.capability") is None:
+        return None
+    if importlib.util.find_spec(f"{full}.backend") is None:
+        return None
+    return importlib.import_module(f"{full}.capability")
+
+
+def problem_of(question: Question, env: Environment) -> Problem:
+    """Return the problem of a usual step of that kind on that machine."""
+    kind = question.activation
+    spec = ActivationSpec(kind, interleave=32 if kind.is_gated else None)
+    bias = question.bias
+    return Problem(
+        num_groups=question.groups,
+        fc1=LinearSpec(_WIDTH, _WIDTH * spec.expansion, has_bias=bias, main_grad=True),
+        fc2=LinearSpec(_WIDTH, _WIDTH, has_bias=bias, scale_bias=bias, main_grad=True),
+        activation=spec,
+        recipe=question.recipe,
+        recipe_detail="",
+        device="cuda" if env.sm else "cpu",
+        dtype=DType.BFLOAT16,
+    )
+
+
+def call_of(question: Question, *, full: bool) -> Call:
+    """Return a training call in which every output is wanted."""
+    biases = set() if question.bias else {Output.DB1, Output.DB2}
+    return Call(
+        rows=_ROWS,
+        dtype=DType.BFLOAT16,
+        prob_dtype=DType.FLOAT32,
+        rows_are_full=full,
+        wanted=frozenset(Output) - biases,
+        input_kind=TensorKind.PLAIN,
+        unit_scale=False,
+        deterministic=question.deterministic,
+        format=_FORMATS[question.recipe],
+    )
+
+
+def answer(question: Question, env: Environment) -> Answer:
+    """Return which path a step takes, by the order: ours, TE's fused op, unfused."""
+    problem = problem_of(question, env)
+    requested = env.switches.backend
+    ours = names() if requested == _AUTO else tuple(n for n in names() if n == requested)
+    refusals: list[tuple[str, Reject]] = []
+    able = []
+    for name in ours:
+        module = _capability(name)
+        assert module is not None
+        refusal = module.refusal(problem, env)
+        if refusal is None:
+            able.append((name, module))
+        else:
+            refusals.append((name, refusal))
+    for name, module in able:
+        launches = module.plan_launches(problem, call_of(question, full=False), env)
+        weak = launches if isinstance(launches, Reject) else _weakness(question, launches)
+        if weak is None:
+            return _planned(name, module, question, problem, env, tuple(refusals))
+        refusals.append((name, weak))
+    if able:
+        return Answer(RAISES, refusals=tuple(refusals))
+    return _upstream_answer(question, env, refusals)
+
+
+def _weakness(question: Question, launches: Iterable[Launch]) -> Reject | None:
+    if not question.deterministic:
+        return None
+    weak = [
+        f"{output.value} is computed by {launch.kernel.value}, {launch.cause}"
+        for launch in launches
+        for output in sorted(launch.outputs - launch.deterministic, key=lambda each: each.value)
+    ]
+    return Reject(Reason.NOT_DETERMINISTIC, "; ".join(weak)) if weak else None
+
+
+def _planned(
+    name: str,
+    module: ModuleType,
+    question: Question,
+    problem: Problem,
+    env: Environment,
+    refusals: tuple[tuple[str, Reject], ...],
+) -> Answer:
+    extents = []
+    launches: tuple[Launch, ...] = ()
+    for full in (True, False):
+        launches = module.plan_launches(problem, call_of(question, full=full), env)
+        layout = GroupLayout.decide(
+            num_groups=question.groups,
+            buffer_rows=_ROWS,
+            rows_are_full=full,
+            launches=launches,
+        )
+        extents.append(layout.extent.value)
+    full_rows, padded = extents
+    return Answer(
+        path=name,
+        rows=full_rows if full_rows == padded else f"{full_rows}; padded: {padded}",
+        dprob=_computed_by(launches, Output.DPROB),
+        dbias=_computed_by(launches, Output.DB1, Output.DB2),
+        repeats=all(launch.outputs == launch.deterministic for launch in launches),
+        refusals=refusals,
+    )
+
+
+def _computed_by(launches: Iterable[Launch], *outputs: Output) -> str:
+    found = [each.kernel.value for each in launches if not each.outputs.isdisjoint(outputs)]
+    return ", ".join(found)
+
+
+def _upstream_answer(
+    question: Question, env: Environment, refusals: list[tuple[str, Reject]]
+) -> Answer:
+    refusal = upstream_refusal(question, env)
+    if refusal is not None:
+        return Answer(UNFUSED, refusals=(*refusals, (UPSTREAM, refusal)))
+    gated = question.activation.is_gated
+    weak = gated or question.bias or not env.wrapper_takes("dsrelu", "deterministic")
+    if question.deterministic and weak:
+        detail = "its backward raises for every gated activation and for a scaled FC2 bias"
+        weakness = Reject(Reason.NOT_DETERMINISTIC, detail)
+        return Answer(RAISES, refusals=(*refusals, (UPSTREAM, weakness)))
+    single = is_single_group(question.groups)
+    dense = single and (_te_2_19(env) or (gated and env.wrapper_takes("glu", RUNTIME_OFFSETS)))
+    rows = "buffer" if dense else "packed"
+    return Answer(UPSTREAM, rows, repeats=question.deterministic, refusals=tuple(refusals))
+
+
+def upstream_refusal(question: Question, env: Environment) -> Reject | None:
+    """Return why Transformer Engine's own fused op does not take the step, or None."""
+    return next(_upstream_refusals(question, env), None)
+
+
+def _upstream_refusals(question: Question, env: Environment) -> Iterator[Reject]:
+    te = env.versions["transformer_engine"]
+    if isinstance(te, Absent):
+        yield Reject(Reason.PACKAGE, te.cause)
+    if env.standalone:
+        yield Reject(Reason.PACKAGE, "Transformer Engine's extension is not installed")
+    if not env.sm or env.sm[0] != 10:
+        found = env.sm.cause if isinstance(env.sm, Absent) else f"it is {env.sm[0]}.{env.sm[1]}"
+        yield Reject(Reason.ARCHITECTURE, f"{found}; allowed: 10.x")
+    if isinstance(env.wrappers, Absent):
+        yield Reject(Reason.PACKAGE, env.wrappers.cause)
+    if question.recipe is RecipeKind.NONE:
+        yield Reject(Reason.RECIPE, "there is no recipe; allowed: mxfp8, nvfp4")
+    wrapper, argument = {
+        Activation.SITU_GLU: ("glu", "situ_beta1"),
+        Activation.TANH_SRELU: ("srelu", "tanh_clamp_scale"),
+    }.get(question.activation, ("", ""))
+    if wrapper and _te_2_19(env):
+        yield Reject(Reason.OPTION, f"Transformer Engine {te} has no {question.activation.value}")
+    if wrapper and not env.wrapper_takes(wrapper, argument):
+        yield Reject(Reason.WRAPPER, f"{wrapper} has no argument {argument}")
+    weak = upstream.determinism_refusal(
+        problem_of(question, env),
+        requested=question.deterministic,
+        has_own_check=not _te_2_19(env),
+    )
+    if weak is not None:
+        yield weak
+
+
+def _te_2_19(env: Environment) -> bool:
+    return str(env.versions["transformer_engine"]).startswith("2.19.")
