@@ -8,18 +8,14 @@ A row is applied right after the module's body ran, before another module can do
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
-
-from te_grouped_mlp.op import memory
-from te_grouped_mlp.standalone import grouped_gemm_call, loader, upstream_fused
-from te_grouped_mlp.standalone.torch_view import VIEW, default_device
+from te_grouped_mlp.standalone import grouped_gemm_call, loader, replacements, upstream_fused
+from te_grouped_mlp.standalone.replacements import constant, view
 
 GROUPED_MLP = "transformer_engine.pytorch.ops.fused.grouped_mlp"
 
@@ -43,196 +39,79 @@ class Override:
     optional: bool = False
 
 
-def _view(module: ModuleType, original: Any) -> Any:
-    del module, original
-    return VIEW
-
-
-def _constant(value: Any) -> Callable[[ModuleType, Any], Any]:
-    def make(module: ModuleType, original: Any) -> Any:
-        del module, original
-        return value
-
-    return make
-
-
-def _canonicalize_device(module: ModuleType, original: Any) -> Any:
-    del module
-
-    def canonicalize_device(device: torch.device | str | None) -> torch.device:
-        if device is not None:
-            return original(device)
-        chosen = torch.get_default_device()
-        return default_device() if chosen.type == "cpu" else original(chosen)
-
-    return canonicalize_device
-
-
-def _release(tensor: torch.Tensor) -> None:
-    """Drop a tensor's memory; what is left is float32 of shape (0,), as on the GPU."""
-    tensor.data = torch.empty(0, device=tensor.device)
-
-
-def _clear_tensor_data(*tensors: Any) -> None:
-    for tensor in tensors:
-        if tensor is None or hasattr(tensor, "_do_not_clear"):
-            continue
-        inner = tensor.get_data_tensors() if hasattr(tensor, "get_data_tensors") else ()
-        if any(hasattr(part, "_do_not_clear") for part in inner):
-            continue
-        if hasattr(tensor, "clear"):
-            tensor.clear()
-        else:
-            _release(tensor)
-
-
-def _clear_mxfp8(self: Any) -> None:
-    for name in (
-        "_rowwise_data",
-        "_columnwise_data",
-        "_rowwise_scale_inv",
-        "_columnwise_scale_inv",
-    ):
-        part = getattr(self, name)
-        if part is not None:
-            _release(part)
-
-
-@functools.cache
-def _no_elements() -> torch.Tensor:
-    return torch.empty(0)
-
-
-def _make_empty(module: ModuleType, original: Any) -> Any:
-    del module
-
-    @functools.wraps(original)
-    def make_empty(self: Any, shape: Any, *, device: Any = None, **options: Any) -> Any:
-        device = default_device() if device is None else device
-        return original(self, shape, device=device, **options)
-
-    return make_empty
-
-
-def _alloc_tensors(module: ModuleType, original: Any) -> Any:
-    del module
-
-    @functools.wraps(original)
-    def alloc_tensors(self: Any, shape: Any, *, device: Any = None) -> Any:
-        return original(self, shape, device=default_device() if device is None else device)
-
-    return alloc_tensors
-
-
-@functools.cache
-def _cublas_workspace(device: int | None, ub: bool, grouped_gemm: bool) -> Any:
-    del device, ub
-    byte = torch.empty(1, dtype=torch.uint8)
-    return [byte] if grouped_gemm else byte
-
-
-def _from_mxfp8(module: ModuleType, original: Any) -> Any:
-    del original
-
-    def forward(ctx: Any, tensor: Any, dtype: torch.dtype) -> torch.Tensor:
-        del ctx
-        data = tensor._rowwise_data if tensor._rowwise_data is not None else tensor._columnwise_data
-        if data is None:
-            raise ValueError("MXFP8 tensor has neither row-wise nor column-wise data")
-        if data.numel() == 0:
-            return memory.empty(tensor.size(), dtype, data.device)
-        return module.tex.dequantize(tensor, module.torch_to_transformer_engine_dtype[dtype])
-
-    return staticmethod(forward)
-
-
-@functools.cache
-def _dummy_wgrad(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return memory.empty(shape, dtype, device)
-
-
-def _dummy_wgrads_for_params(weight_params: list[Any]) -> list[torch.Tensor | None]:
-    dummies: list[torch.Tensor | None] = []
-    for param in weight_params:
-        if not hasattr(param, "grad_added_to_main_grad"):
-            dummies.append(None)
-            continue
-        param.grad_added_to_main_grad = True
-        dummy = _dummy_wgrad(tuple(param.size()), param.dtype, param.device)
-        if getattr(param, "zero_out_wgrad", False):
-            dummy.zero_()
-        dummies.append(dummy.detach())
-    return dummies
-
-
 _PYTORCH = "transformer_engine.pytorch"
 _CURRENT_DEVICE = "asks torch.cuda for the current device or its properties"
 _AUTOCAST = "asks for the autocast state of CUDA, which a CPU machine never sets"
 
 TABLE: tuple[Override, ...] = (
-    Override(f"{_PYTORCH}.utils", "torch", _CURRENT_DEVICE, _view),
+    Override(f"{_PYTORCH}.utils", "torch", _CURRENT_DEVICE, view),
     Override(
         f"{_PYTORCH}.utils",
         "canonicalize_device",
         "None means the current CUDA device; torch's default device where there is none",
-        _canonicalize_device,
+        replacements.canonicalize_device,
     ),
     Override(
         f"{_PYTORCH}.utils",
         "_empty_tensor",
         "moves an empty tensor to CUDA",
-        _constant(_no_elements),
+        constant(replacements.no_elements),
     ),
     Override(
         f"{_PYTORCH}.utils",
         "clear_tensor_data",
         "assigns a CUDA tensor to the data of a CPU tensor",
-        _constant(_clear_tensor_data),
+        constant(replacements.clear_tensor_data),
     ),
     Override(
         f"{_PYTORCH}.quantization",
         "torch",
         "asks whether the current stream is capturing, which raises without CUDA",
-        _view,
+        view,
     ),
-    Override(f"{_PYTORCH}.quantized_tensor", "torch", _CURRENT_DEVICE, _view),
+    Override(f"{_PYTORCH}.quantized_tensor", "torch", _CURRENT_DEVICE, view),
     Override(
         f"{_PYTORCH}.quantized_tensor",
         "Quantizer.make_empty",
         "no device means CUDA",
-        _make_empty,
+        replacements.make_empty,
     ),
     Override(
         f"{_PYTORCH}.quantized_tensor",
         "Quantizer.alloc_tensors",
         "no device means CUDA",
-        _alloc_tensors,
+        replacements.alloc_tensors,
     ),
     Override(
         f"{_PYTORCH}.tensor.nvfp4_tensor",
         "torch",
         "NVFP4Quantizer's constructor asks for the current CUDA device",
-        _view,
+        view,
     ),
-    Override(f"{_PYTORCH}.tensor.storage.grouped_tensor_storage", "torch", _CURRENT_DEVICE, _view),
+    Override(
+        f"{_PYTORCH}.tensor.storage.grouped_tensor_storage",
+        "torch",
+        _CURRENT_DEVICE,
+        view,
+    ),
     Override(
         f"{_PYTORCH}.tensor.storage.mxfp8_tensor_storage",
         "_FromMXFP8Func.forward",
         "copies a CPU tensor to CUDA first",
-        _from_mxfp8,
+        replacements.from_mxfp8,
     ),
     Override(
         f"{_PYTORCH}.tensor.storage.mxfp8_tensor_storage",
         "MXFP8TensorStorage.clear",
         "assigns a CUDA tensor to the data of a CPU tensor",
-        _constant(_clear_mxfp8),
+        constant(replacements.clear_mxfp8),
     ),
-    Override(f"{_PYTORCH}.cpp_extensions.gemm", "torch", _CURRENT_DEVICE, _view),
+    Override(f"{_PYTORCH}.cpp_extensions.gemm", "torch", _CURRENT_DEVICE, view),
     Override(
         f"{_PYTORCH}.cpp_extensions.gemm",
         "get_cublas_workspace",
         "32 MiB that nothing here reads",
-        _constant(_cublas_workspace),
+        constant(replacements.cublas_workspace),
     ),
     Override(
         f"{_PYTORCH}.cpp_extensions.gemm",
@@ -240,18 +119,23 @@ TABLE: tuple[Override, ...] = (
         "refuses an alpha that does not lie on a CUDA device",
         grouped_gemm_call.make,
     ),
-    Override(f"{_PYTORCH}.ops._common", "torch", _AUTOCAST, _view),
+    Override(f"{_PYTORCH}.ops._common", "torch", _AUTOCAST, view),
     Override(
         f"{_PYTORCH}.ops._common",
         "get_dummy_wgrads_for_params",
         "puts the placeholder gradient on CUDA, not where the parameter is",
-        _constant(_dummy_wgrads_for_params),
+        constant(replacements.dummy_wgrads_for_params),
     ),
-    Override(f"{_PYTORCH}.ops.op", "torch", "synchronizes the CUDA device", _view),
-    Override(f"{_PYTORCH}.ops.basic.grouped_linear", "torch", _AUTOCAST, _view),
-    Override(f"{_PYTORCH}.ops.basic.swiglu", "torch", _AUTOCAST, _view),
-    Override(f"{_PYTORCH}.ops.basic.activation", "torch", _AUTOCAST, _view),
-    Override(GROUPED_MLP, "torch", "asks for the current CUDA stream and autocast state", _view),
+    Override(f"{_PYTORCH}.ops.op", "torch", "synchronizes the CUDA device", view),
+    Override(f"{_PYTORCH}.ops.basic.grouped_linear", "torch", _AUTOCAST, view),
+    Override(f"{_PYTORCH}.ops.basic.swiglu", "torch", _AUTOCAST, view),
+    Override(f"{_PYTORCH}.ops.basic.activation", "torch", _AUTOCAST, view),
+    Override(
+        GROUPED_MLP,
+        "torch",
+        "asks for the current CUDA stream and autocast state",
+        view,
+    ),
     Override(
         GROUPED_MLP,
         "_GroupedMLP_CuTeGEMMBase.is_supported",

@@ -68,7 +68,7 @@ def values_of(
     return dequantize(*quantize(matrix, column, fp8, two_d), column, fp8)
 
 
-def swizzled_offset(outer: int, inner: int, inner_tiles: int) -> int:
+def swizzled_offset(outer: torch.Tensor, inner: torch.Tensor, inner_tiles: int) -> torch.Tensor:
     """Byte offset of scale (outer, inner) in the order that a GEMM reads."""
     tile = (outer // 128) * inner_tiles + inner // 4
     return tile * 512 + (outer % 32) * 16 + (outer % 128) // 32 * 4 + inner % 4
@@ -79,16 +79,14 @@ def place_scales(scale: torch.Tensor, column: bool, swizzled: bool) -> torch.Ten
     outer_first = scale.t() if column else scale
     outer, inner = outer_first.shape
     padded = torch.zeros(round_up(outer, 128) * round_up(inner, 4), dtype=torch.uint8)
-    inner_tiles = round_up(inner, 4) // 4
-    for i in range(outer):
-        for j in range(inner):
-            if swizzled:
-                at = swizzled_offset(i, j, inner_tiles)
-            elif column:
-                at = j * round_up(outer, 128) + i
-            else:
-                at = i * round_up(inner, 4) + j
-            padded[at] = outer_first[i, j]
+    i, j = torch.arange(outer)[:, None], torch.arange(inner)[None, :]
+    if swizzled:
+        at = swizzled_offset(i, j, round_up(inner, 4) // 4)
+    elif column:
+        at = j * round_up(outer, 128) + i
+    else:
+        at = i * round_up(inner, 4) + j
+    padded[at] = outer_first
     return padded
 
 

@@ -169,7 +169,9 @@ def test_an_extension_beside_a_real_te_leaves_te_to_itself(tmp_path):
 def test_te_absent_or_a_bare_folder_is_no_root(tmp_path):
     (tmp_path / "transformer_engine" / "pytorch").mkdir(parents=True)
     code = (
-        "import sys\nsys.path[:] = [p for p in sys.path if 'site-packages' not in p]\n"
+        "import os, sys\n"
+        "holds_te = lambda p: os.path.isdir(os.path.join(p, 'transformer_engine'))\n"
+        "sys.path[:] = [p for p in sys.path if not holds_te(p)]\n"
         f"sys.path.insert(0, {str(tmp_path)!r})\n"
         "from te_grouped_mlp.standalone import loader\n"
         "print(loader.transformer_engine_root(), loader.extension_location())"

@@ -9,81 +9,27 @@ and a row's result must not depend on how many rows follow it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from te_grouped_mlp.op import memory
 from te_grouped_mlp.standalone.tex.codes import source_code
+from te_grouped_mlp.standalone.tex.glu import (
+    GluBackward,
+    GluForward,
+    clamped_swiglu,
+    situglu,
+    swiglu,
+    swiglu_backward,
+)
 from te_grouped_mlp.standalone.tex.guard import tex_function
 
 # Rows are worked off in pieces of about this many elements, to stay in the cache.
 _PIECE = 1 << 18
 
-Pair = tuple[torch.Tensor, torch.Tensor]
-# (gate, linear) -> their activation; and -> (activation, d/d gate, d/d linear).
-GluForward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-GluBackward = Callable[
-    [torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-]
 
-
-def _swiglu(gate: torch.Tensor, linear: torch.Tensor) -> torch.Tensor:
-    return gate * torch.sigmoid(gate) * linear
-
-
-def _swiglu_backward(
-    gate: torch.Tensor, linear: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    sigmoid = torch.sigmoid(gate)
-    act = gate * sigmoid
-    return act * linear, linear * (sigmoid + act * (1 - sigmoid)), act
-
-
-def _clamped(limit: float, alpha: float, offset: float) -> tuple[GluForward, GluBackward]:
-    """Gate clamped from above, linear part from both sides and shifted by `offset`."""
-
-    def forward(gate: torch.Tensor, linear: torch.Tensor) -> torch.Tensor:
-        clamped = gate.clamp(max=limit)
-        shifted = linear.clamp(-limit, limit) + offset
-        return clamped * torch.sigmoid(alpha * clamped) * shifted
-
-    def backward(
-        gate: torch.Tensor, linear: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        clamped = gate.clamp(max=limit)
-        shifted = linear.clamp(-limit, limit) + offset
-        sigmoid = torch.sigmoid(alpha * clamped)
-        act = clamped * sigmoid
-        slope = sigmoid + alpha * act * (1 - sigmoid)
-        d_gate = torch.where(gate <= limit, shifted * slope, 0.0)
-        d_linear = torch.where((linear >= -limit) & (linear <= limit), act, 0.0)
-        return act * shifted, d_gate, d_linear
-
-    return forward, backward
-
-
-def _situ(beta1: float, beta2: float) -> tuple[GluForward, GluBackward]:
-    """Both halves bounded by a tanh: `beta1 tanh(gate / beta1) sigmoid(gate)` and alike."""
-
-    def forward(gate: torch.Tensor, linear: torch.Tensor) -> torch.Tensor:
-        bounded = beta1 * torch.tanh(gate / beta1) * torch.sigmoid(gate)
-        return bounded * (beta2 * torch.tanh(linear / beta2))
-
-    def backward(
-        gate: torch.Tensor, linear: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        tanh1, tanh2 = torch.tanh(gate / beta1), torch.tanh(linear / beta2)
-        sigmoid = torch.sigmoid(gate)
-        bounded, up = beta1 * tanh1 * sigmoid, beta2 * tanh2
-        slope = (1 - tanh1 * tanh1) * sigmoid + bounded * (1 - sigmoid)
-        return bounded * up, slope * up, bounded * (1 - tanh2 * tanh2)
-
-    return forward, backward
-
-
-def _halves(matrix: torch.Tensor, interleave: int) -> Pair:
+def _halves(matrix: torch.Tensor, interleave: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return float64 copies of the gate and linear halves of each row, de-interleaved."""
     rows, width = matrix.shape
     block = interleave or width // 2
@@ -185,7 +131,7 @@ def scaled_swiglu(
     input: torch.Tensor, act_scales: torch.Tensor, quantizer: Any, glu_interleave_size: int = 0
 ) -> torch.Tensor:
     """Return `gate * sigmoid(gate) * linear * scale`, in the input's dtype, half as wide."""
-    return _glu_forward("scaled_swiglu", input, act_scales, quantizer, glu_interleave_size, _swiglu)
+    return _glu_forward("scaled_swiglu", input, act_scales, quantizer, glu_interleave_size, swiglu)
 
 
 @tex_function
@@ -206,7 +152,7 @@ def scaled_dswiglu(
         quantizer,
         glu_interleave_size,
         compute_scale_grad,
-        _swiglu_backward,
+        swiglu_backward,
     )
 
 
@@ -221,7 +167,7 @@ def scaled_clamped_swiglu(
     glu_interleave_size: int = 0,
 ) -> torch.Tensor:
     """Return `c sigmoid(alpha c) (clamp(linear) + offset) * scale`, c = min(gate, limit)."""
-    forward, _ = _clamped(limit, alpha, glu_linear_offset)
+    forward, _ = clamped_swiglu(limit, alpha, glu_linear_offset)
     return _glu_forward(
         "scaled_clamped_swiglu", input, act_scales, quantizer, glu_interleave_size, forward
     )
@@ -240,7 +186,7 @@ def scaled_clamped_dswiglu(
     compute_scale_grad: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the gradients of `scaled_clamped_swiglu`'s input and scales (or None)."""
-    _, backward = _clamped(limit, alpha, glu_linear_offset)
+    _, backward = clamped_swiglu(limit, alpha, glu_linear_offset)
     return _glu_backward(
         "scaled_clamped_dswiglu",
         grad,
@@ -263,7 +209,7 @@ def scaled_situglu(
     glu_interleave_size: int = 0,
 ) -> torch.Tensor:
     """Return `b1 tanh(gate/b1) sigmoid(gate) * b2 tanh(linear/b2) * scale`."""
-    forward, _ = _situ(beta1, beta2)
+    forward, _ = situglu(beta1, beta2)
     return _glu_forward(
         "scaled_situglu", input, act_scales, quantizer, glu_interleave_size, forward
     )
@@ -281,7 +227,7 @@ def scaled_dsituglu(
     compute_scale_grad: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the gradients of `scaled_situglu`'s input and scales (or None)."""
-    _, backward = _situ(beta1, beta2)
+    _, backward = situglu(beta1, beta2)
     return _glu_backward(
         "scaled_dsituglu",
         grad,

@@ -7,7 +7,17 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from te_grouped_mlp.standalone.tex import activations, enums, gemm, grouped, offsets, quantize
+from te_grouped_mlp.standalone.tex import (
+    activations,
+    enums,
+    gemm,
+    grouped,
+    grouped_gemm,
+    grouped_scales,
+    offsets,
+    quantize,
+    scales,
+)
 from te_grouped_mlp.standalone.tex.placeholder import make_placeholder
 
 NAME = "transformer_engine_torch"
@@ -23,15 +33,14 @@ FUNCTIONS: dict[ModuleType, tuple[str, ...]] = {
         "dequantize",
         "split_quantize",
         "create_empty_quantized_tensor",
-        "swizzle_scales_for_gemm_",
     ),
+    scales: ("swizzle_scales_for_gemm_",),
     grouped: (
         "group_quantize",
         "group_dequantize",
         "bgrad_group_quantize",
-        "group_requantize_inplace",
-        "grouped_swizzle_for_gemm",
     ),
+    grouped_scales: ("group_requantize_inplace", "grouped_swizzle_for_gemm"),
     offsets: (
         "bulk_allocate",
         "copy_data_ptrs_to_device",
@@ -39,8 +48,8 @@ FUNCTIONS: dict[ModuleType, tuple[str, ...]] = {
         "splits_to_offsets",
         "splits_to_offsets_multi",
     ),
-    gemm: (
-        "generic_gemm",
+    gemm: ("generic_gemm",),
+    grouped_gemm: (
         "te_general_grouped_gemm",
         "te_general_grouped_gemm_for_discrete_in",
         "te_general_grouped_gemm_for_discrete_out",
@@ -59,7 +68,7 @@ FUNCTIONS: dict[ModuleType, tuple[str, ...]] = {
 }
 
 
-def get_cublasLt_version() -> int:  # noqa: N802 - the binding's name
+def get_cublasLt_version() -> int:
     """Return the version that decides which path Transformer Engine takes."""
     return CUBLASLT_VERSION
 
@@ -92,7 +101,7 @@ def build() -> ModuleType:
     for version in (get_cublasLt_version, get_cudnn_version, get_num_cublas_streams):
         setattr(module, version.__name__, version)
     experimental = ModuleType(f"{NAME}.grouped_mlp_experimental")
-    for function in (quantize.swizzle_scales_and_pack_ptrs_for_discrete_weights,):
+    for function in (scales.swizzle_scales_and_pack_ptrs_for_discrete_weights,):
         setattr(experimental, function.__name__, function)
     module.grouped_mlp_experimental = experimental  # type: ignore[attr-defined]
     vars(module)["__getattr__"] = _missing
