@@ -20,11 +20,16 @@ _offsets: WeakIdKeyDictionary = WeakIdKeyDictionary()
 def int32_offsets(splits: Splits) -> torch.Tensor:
     """Return the row offsets with a leading zero, int32 (G + 1,); never synchronises.
 
-    Kept as long as the splits' own tensor lives, since all launches of a step ask for it.
+    Kept as long as the splits' own tensor lives unchanged, since every launch of a step asks for
+    it. Under capture it is made anew each time: a replay must see the splits of that moment.
     """
-    found = _offsets.get(splits.offsets)
-    if found is None:
-        found = _offsets[splits.offsets] = splits.offsets.to(torch.int32)
+    source = splits.offsets
+    if torch.cuda.is_current_stream_capturing():
+        return source.to(torch.int32)
+    version, found = _offsets.get(source, (None, None))
+    if found is None or version != source._version:
+        found = source.to(torch.int32)
+        _offsets[source] = (source._version, found)
     return found
 
 

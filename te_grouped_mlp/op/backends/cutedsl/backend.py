@@ -23,10 +23,9 @@ from te_grouped_mlp.op.backends.base import (
     Fc1Result,
     GemmEpilogue,
 )
-from te_grouped_mlp.op.backends.cutedsl import arguments, capability, config
+from te_grouped_mlp.op.backends.cutedsl import arguments, capability, keys
 from te_grouped_mlp.op.backends.cutedsl.compile import target_arch
 from te_grouped_mlp.op.backends.cutedsl.config import Op
-from te_grouped_mlp.op.backends.cutedsl.keys import KernelKey, order_only, reduced
 from te_grouped_mlp.op.backends.cutedsl.launch import launcher
 from te_grouped_mlp.op.environment import Environment
 from te_grouped_mlp.op.formats import DType
@@ -81,11 +80,9 @@ class CuteDslBackend:
 
         if bias is not None:
             bias = arguments.in_pairs(bias, spec.interleave) if spec.is_gated else bias.float()
-        arch = target_arch()
-        tile = config.choose(Op.FC1_ACT, arch, n=w.shape[0], k=w.shape[1])
-        key = KernelKey(
-            Op.FC1_ACT, arch, tile, reduced(spec),
-            bias=bias is not None, scale=_dtype(prob), pre_activation=pre is not None,
+        key = keys.fc1_act(
+            spec, target_arch(), *w.shape,
+            bias=bias is not None, scale=_dtype(prob), pre=pre is not None,
         )  # fmt: skip
         launcher(key, a.device.index)(
             a, b, pre, None, arguments.int32_offsets(x.splits),
@@ -115,11 +112,10 @@ class CuteDslBackend:
         if not rows:
             return
 
-        spec = order_only(plan.problem.activation) if op is Op.FC1_DGRAD else None
         bias = None if epilogue.bias is None else epilogue.bias.float()
         scale = arguments.per_row(epilogue.bias_scale) if bias is not None else None
-        key = KernelKey(
-            op, target_arch(), config.choose(op, target_arch(), n=n, k=k), spec,
+        key = keys.gemm(
+            op, plan.problem.activation, target_arch(), n, k,
             bias=bias is not None, scale=_dtype(scale),
         )  # fmt: skip
         target = arguments.addressable(out)
@@ -156,14 +152,13 @@ class CuteDslBackend:
         made = slots = None
         if epilogue.want_activated:
             made = memory.empty((rows, n), torch.bfloat16, a.device)
-        tile = config.choose(Op.DACT_DGRAD, target_arch(), n=n, k=w.shape[0])
+        key = keys.dact_dgrad(
+            spec, target_arch(), n, w.shape[0],
+            scale=_dtype(prob), dprob=epilogue.want_dprob, activated=made is not None,
+        )  # fmt: skip
         if epilogue.want_dprob:
-            slots = memory.empty((-(-n // tile.n), rows), torch.float32, a.device).t()
+            slots = memory.empty((-(-n // key.tile.n), rows), torch.float32, a.device).t()
         if rows:
-            key = KernelKey(
-                Op.DACT_DGRAD, target_arch(), tile, reduced(spec), scale=_dtype(prob),
-                dprob=slots is not None, activated=made is not None,
-            )  # fmt: skip
             launcher(key, a.device.index)(
                 a, b, grad, arguments.addressable(pre_activation),
                 arguments.int32_offsets(dy.splits), prob=prob, slots=slots, activated=made,
@@ -185,15 +180,17 @@ class CuteDslBackend:
             _require_shape("target", tuple(member.shape), (dy.shape[1], x.shape[1]))
         left, right = arguments.rows_of(dy, "dy"), arguments.rows_of(x, "x")
         out = _dtype(members[0])
+        assert out is not None
         if not plan.layout.buffer_rows:
             if not target.accumulate:
                 for member in members:
                     member.zero_()
             return
 
-        spec = order_only(plan.problem.activation) if op is Op.FC1_WGRAD else None
-        tile = config.choose(op, target_arch(), n=x.shape[1], k=0)
-        key = KernelKey(op, target_arch(), tile, spec, out=out, accumulate=target.accumulate)
+        key = keys.wgrad(
+            op, plan.problem.activation, target_arch(), x.shape[1],
+            out=out, accumulate=target.accumulate,
+        )  # fmt: skip
         view = arguments.evenly_spaced(members)
         d = torch.stack(members) if view is None else view
         launcher(key, left.device.index)(

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from te_grouped_mlp.op.backends.cutedsl.config import Op, Tile
+from te_grouped_mlp.op.backends.cutedsl.config import Op, Tile, choose
 from te_grouped_mlp.op.formats import DType
-from te_grouped_mlp.op.problem import Activation, ActivationSpec
+from te_grouped_mlp.op.problem import Activation, ActivationSpec, Problem
 
 _PARAMETERS = {
     Activation.SWIGLU: (),
@@ -50,13 +50,98 @@ class KernelKey:
     accumulate: bool = False
 
 
-def reduced(spec: ActivationSpec) -> ActivationSpec:
-    """Return `spec` without the parameters that its kind does not use, so that keys coincide."""
+def fc1_act(
+    spec: ActivationSpec, arch: int, n: int, k: int, *, bias: bool, scale: DType | None, pre: bool
+) -> KernelKey:
+    """Return the key of FC1's product of n output and k input features."""
+    tile = choose(Op.FC1_ACT, arch, n=n, k=k)
+    return KernelKey(
+        Op.FC1_ACT, arch, tile, _reduced(spec), bias=bias, scale=scale, pre_activation=pre
+    )
+
+
+def gemm(
+    op: Op,
+    spec: ActivationSpec,
+    arch: int,
+    n: int,
+    k: int,
+    *,
+    bias: bool = False,
+    scale: DType | None = None,
+) -> KernelKey:
+    """Return the key of FC2_FORWARD or FC1_DGRAD with n output features, contracted over k."""
+    order = _order(spec) if op is Op.FC1_DGRAD else None
+    return KernelKey(op, arch, choose(op, arch, n=n, k=k), order, bias=bias, scale=scale)
+
+
+def dact_dgrad(
+    spec: ActivationSpec,
+    arch: int,
+    n: int,
+    k: int,
+    *,
+    scale: DType | None,
+    dprob: bool,
+    activated: bool,
+) -> KernelKey:
+    """Return the key of FC2's data gradient: n FC2 input features, k output features."""
+    tile = choose(Op.DACT_DGRAD, arch, n=n, k=k)
+    return KernelKey(
+        Op.DACT_DGRAD, arch, tile, _reduced(spec), scale=scale, dprob=dprob, activated=activated
+    )
+
+
+def wgrad(
+    op: Op, spec: ActivationSpec, arch: int, n: int, *, out: DType, accumulate: bool
+) -> KernelKey:
+    """Return the key of a weight gradient with n columns."""
+    order = _order(spec) if op is Op.FC1_WGRAD else None
+    tile = choose(op, arch, n=n, k=0)
+    return KernelKey(op, arch, tile, order, out=out, accumulate=accumulate)
+
+
+def of_problem(
+    problem: Problem,
+    arch: int,
+    *,
+    prob: DType | None = DType.FLOAT32,
+    grad: DType = DType.FLOAT32,
+    accumulate: bool = True,
+) -> tuple[KernelKey, ...]:
+    """Return every key that training with a problem needs, for compiling ahead.
+
+    Args:
+        problem: The facts of the fused op.
+        arch: Major compute capability.
+        prob: Type of the probabilities, None without any.
+        grad: Type of the weight gradients.
+        accumulate: Whether weight gradients are added to.
+    """
+    spec, wide, narrow = problem.activation, problem.fc1.out_features, problem.fc2.in_features
+    inner, outer = problem.fc1.in_features, problem.fc2.out_features
+    bias2 = problem.fc2.has_bias
+    scale = prob if bias2 and problem.fc2.scale_bias else None
+    return (
+        fc1_act(spec, arch, wide, inner, bias=problem.fc1.has_bias, scale=prob, pre=True),
+        gemm(Op.FC2_FORWARD, spec, arch, outer, narrow, bias=bias2, scale=scale),
+        dact_dgrad(
+            spec, arch, narrow, outer,
+            scale=prob, dprob=prob is not None, activated=spec.recomputes_input,
+        ),
+        wgrad(Op.FC2_WGRAD, spec, arch, narrow, out=grad, accumulate=accumulate),
+        gemm(Op.FC1_DGRAD, spec, arch, inner, wide),
+        wgrad(Op.FC1_WGRAD, spec, arch, inner, out=grad, accumulate=accumulate),
+    )  # fmt: skip
+
+
+def _reduced(spec: ActivationSpec) -> ActivationSpec:
+    """Drop the parameters that the kind does not use, so that keys coincide."""
     used = {name: getattr(spec, name) for name in _PARAMETERS[spec.kind]}
     return ActivationSpec(spec.kind, spec.interleave, **used)
 
 
-def order_only(spec: ActivationSpec) -> ActivationSpec:
-    """Return what a plain product behind `spec` depends on: the order of FC1's rows."""
+def _order(spec: ActivationSpec) -> ActivationSpec:
+    """Keep what a plain product behind `spec` depends on: the order of FC1's rows."""
     kind = Activation.SWIGLU if spec.is_gated else Activation.SRELU
     return ActivationSpec(kind, spec.interleave)

@@ -1,0 +1,94 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The shapes of the GPU benchmarks and their inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Experts, hidden size, FFN size, tokens."""
+
+    experts: int
+    hidden: int
+    ffn: int
+    tokens: int
+
+    @property
+    def label(self) -> str:
+        """For tables."""
+        return f"{self.experts},{self.hidden},{self.ffn},{self.tokens}"
+
+    @property
+    def flops(self) -> float:
+        """Of forward and backward: three products of each of the two linears."""
+        return 3 * 2.0 * self.tokens * self.hidden * self.ffn * 3
+
+
+SHAPES = (
+    Shape(8, 2048, 4096, 16384),
+    Shape(128, 2048, 768, 65536),
+    Shape(32, 7168, 2048, 32768),
+    Shape(8, 4096, 14336, 16384),
+)
+
+
+def uneven_splits(shape: Shape, seed: int = 0) -> list[int]:
+    """Return sizes that sum to the tokens, differ by up to a few times, and fit no tile."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.rand(shape.experts, generator=generator) + 0.3
+    sizes = (weights / weights.sum() * shape.tokens).long().tolist()
+    sizes[-1] += shape.tokens - sum(sizes)
+    return sizes
+
+
+@dataclass
+class Inputs:
+    """Tensors of one layer with SwiGLU; gate and linear rows of w1 interleaved by 32."""
+
+    shape: Shape
+    sizes: list[int]
+    counts: torch.Tensor
+    offsets: torch.Tensor
+    ends: torch.Tensor
+    x: torch.Tensor
+    dy: torch.Tensor
+    prob: torch.Tensor
+    w1: torch.Tensor
+    w2: torch.Tensor
+
+    @property
+    def w1_pairs(self) -> torch.Tensor:
+        """FC1's weight with gate and linear rows next to each other; new."""
+        experts, wide, hidden = self.w1.shape
+        return self.w1.view(experts, -1, 2, 32, hidden).transpose(2, 3).reshape(self.w1.shape)
+
+    @property
+    def w1_halves(self) -> torch.Tensor:
+        """FC1's weight as a gate half and a linear half; new."""
+        experts, wide, hidden = self.w1.shape
+        return self.w1.view(experts, -1, 2, 32, hidden).transpose(1, 2).reshape(self.w1.shape)
+
+
+def inputs(shape: Shape, seed: int = 0) -> Inputs:
+    """Random values of order one."""
+    torch.manual_seed(seed)
+    sizes = uneven_splits(shape, seed)
+
+    def normal(*size: int, scale: float = 1.0) -> torch.Tensor:
+        return (torch.randn(*size, device="cuda") * scale).bfloat16()
+
+    counts = torch.tensor(sizes, dtype=torch.int64, device="cuda")
+    offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    wide = 2 * shape.ffn
+    return Inputs(
+        shape, sizes, counts, offsets, offsets[1:].to(torch.int32),
+        normal(shape.tokens, shape.hidden), normal(shape.tokens, shape.hidden),
+        torch.rand(shape.tokens, device="cuda"),
+        normal(shape.experts, wide, shape.hidden, scale=shape.hidden**-0.5),
+        normal(shape.experts, shape.hidden, shape.ffn, scale=shape.ffn**-0.5),
+    )  # fmt: skip

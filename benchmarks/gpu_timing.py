@@ -1,0 +1,83 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Device times with a flushed L2, and the ceilings of the machine."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+
+_FLUSH_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Time:
+    """Milliseconds: the median, and the distance between the quartiles."""
+
+    median: float
+    spread: float
+    runs: int
+
+    def as_dict(self) -> dict[str, float]:
+        """For JSON."""
+        return asdict(self)
+
+
+class Clock:
+    """Times work on the current stream; L2 is overwritten before every run."""
+
+    def __init__(self) -> None:
+        self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.int8, device="cuda")
+
+    def device(self, work: Callable[[], object], runs: int = 15, warm: int = 3) -> Time:
+        """Return the time between the events around one call of `work`.
+
+        The flush keeps the GPU busy while the host issues `work`, so that host time shows only
+        where it is longer than the work itself and the flush together.
+        """
+        for _ in range(warm):
+            work()
+        pairs = []
+        for _ in range(runs):
+            self._flush.zero_()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            work()
+            end.record()
+            pairs.append((begin, end))
+        torch.cuda.synchronize()
+        return _summary([begin.elapsed_time(end) for begin, end in pairs])
+
+    def host(self, work: Callable[[], object], runs: int = 30) -> Time:
+        """Return the time until one call of `work` returns, with an idle GPU before it."""
+        times = []
+        for _ in range(runs):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            work()
+            times.append((time.perf_counter() - begin) * 1e3)
+        torch.cuda.synchronize()
+        return _summary(times)
+
+
+def _summary(times: list[float]) -> Time:
+    quartiles = statistics.quantiles(times, n=4)
+    return Time(statistics.median(times), quartiles[2] - quartiles[0], len(times))
+
+
+def ceilings(clock: Clock) -> dict[str, float]:
+    """Return the measured bf16 rate (TFLOP/s) and copy bandwidth (TB/s, read plus written)."""
+    size = 8192
+    a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    product = clock.device(lambda: torch.matmul(a, b), runs=20)
+    source = torch.empty(2 << 30, dtype=torch.int8, device="cuda")
+    target = torch.empty_like(source)
+    copy = clock.device(lambda: target.copy_(source), runs=10)
+    return {
+        "bf16_tflops": 2 * size**3 / product.median / 1e9,
+        "copy_tbs": 2 * source.numel() / copy.median / 1e9,
+    }
