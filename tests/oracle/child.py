@@ -18,6 +18,11 @@ import te_grouped_mlp
 from tests.oracle.jobs import OURS, Job, Result, Setup
 from tests.support import frontend_stand_in, step
 
+_OVERRIDES: dict[str, dict[str, Any]] = {
+    "packed": {"treat_rows_as_full": False},
+    "dense": {"single_group_is_always_dense": True},
+}
+
 
 def main(source: str, target: str) -> None:
     """Run every job of a file and write the results."""
@@ -64,8 +69,8 @@ def _layout(setup: Setup, job: Job) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(memory.hostile(job.memory))
-        if setup.module == OURS and job.packed:
-            stack.enter_context(environment.override(treat_rows_as_full=False))
+        if setup.module == OURS and job.layout:
+            stack.enter_context(environment.override(**_OVERRIDES[job.layout]))
         yield
 
 
@@ -79,6 +84,7 @@ def _step(job: Job, result: Result) -> None:
         whole = getattr(inputs, job.prequantized).detach()
         setattr(inputs, job.prequantized, _prequantize(whole, inputs.split_sizes))
     y = step.run_model(model, case, inputs)
+    result.te = str(sys.modules["transformer_engine"].__file__)
     result.fused = inspect.getfile(type(step.fused_op(model)))
     found = step.collect(case, model, inputs, y)
     result.outputs = {

@@ -44,7 +44,8 @@ class Job:
         case: The step; its `fill` holds for all three tails unless `fills` names one.
         fills: ("x" | "dy" | "prob", value) of tails that differ from the case's.
         prequantized: "x", "dy" or "": which token tensor arrives in MXFP8.
-        packed: Our op only: lay an exact-size call out PACKED.
+        layout: Our op only: "packed" lays an exact-size call out PACKED, "dense" makes the old
+            decision (one group is dense, whatever the kernels write), "" decides.
         memory: Byte in every fresh buffer.
         scale_memory: Byte in the fresh scale buffers of the frontend, None for `memory`.
         spill: Of `frontend_tiles.Machine`.
@@ -53,7 +54,7 @@ class Job:
     case: StepCase
     fills: tuple[tuple[str, float], ...] = ()
     prequantized: str = ""
-    packed: bool = False
+    layout: str = ""
     memory: int = 0xFF
     scale_memory: int | None = None
     spill: str | None = None
@@ -73,6 +74,7 @@ class Result:
     Attributes:
         outputs: y, dx, dprob, dW1, dW2, db1, db2; None where there is none.
         fused: File of the class that stood in the forward plan.
+        te: File of the TE that ran.
         error: Type and text of what the step raised instead, or "".
         calls: Short names of the frontend's wrappers that were called, in order.
         out_of_bounds: Of the step's kernels, as `Machine.out_of_bounds`.
@@ -80,6 +82,7 @@ class Result:
 
     outputs: dict[str, torch.Tensor | None] = field(default_factory=dict)
     fused: str = ""
+    te: str = ""
     error: str = ""
     calls: list[str] = field(default_factory=list)
     out_of_bounds: list[tuple[str, int]] = field(default_factory=list)

@@ -57,7 +57,7 @@ class StandIn:
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
 
-def install(
+def build(
     version: str = "1.32.0",
     *,
     runtime_offsets: bool | None = None,
@@ -68,10 +68,10 @@ def install(
     unwritten_byte: int = 0xFF,
     unwritten_scale_byte: int | None = None,
 ) -> StandIn:
-    """Put a `cudnn` package and its metadata in place, before TE is imported.
+    """Return a `cudnn` package that nothing else sees.
 
     Args:
-        version: Release whose signatures and metadata to show.
+        version: Release whose signatures to show.
         runtime_offsets, deterministic, tanh, situ: Whether the wrappers have the arguments of that
             feature; None for what the release has.
         spill_256: Whether 256-row tiles run past an expert that ends on an odd multiple of 128:
@@ -80,11 +80,8 @@ def install(
         unwritten_scale_byte: Content of fresh scale buffers, None for `unwritten_byte`.
 
     Raises:
-        RuntimeError: A `cudnn` package is loaded already.
-        ValueError: `version` is not known.
+        ValueError: `version` is not known, or `spill_256` is none of the above.
     """
-    if "cudnn" in sys.modules:
-        raise RuntimeError("cudnn is loaded already; a process can have one release only")
     wanted = {
         "runtime_offsets": runtime_offsets,
         "deterministic": deterministic,
@@ -98,15 +95,30 @@ def install(
     spill = "first" if spill_256 is True else spill_256 or None
     machine = Machine(unwritten_byte, unwritten_scale_byte, spill)
     stand_in = StandIn(ModuleType("cudnn"), machine)
-    stand_in.module.__version__ = version  # type: ignore[attr-defined]
+    public: dict[str, Any] = {"__version__": version}
     for name in WRAPPERS:
         shown = signature(name, version, changes.get(name))
-        setattr(
-            stand_in.module, f"grouped_gemm_{name}_wrapper_sm100", _wrapper(name, shown, stand_in)
-        )
+        public[f"grouped_gemm_{name}_wrapper_sm100"] = _wrapper(name, shown, stand_in)
     if number(version) >= number(_WORKSPACE_SINCE):
-        size = frontend_kernels.workspace_size
-        stand_in.module.get_grouped_gemm_wgrad_workspace_size_sm100 = size  # type: ignore[attr-defined]
+        public["get_grouped_gemm_wgrad_workspace_size_sm100"] = frontend_kernels.workspace_size
+    vars(stand_in.module).update(public)
+    return stand_in
+
+
+def install(version: str = "1.32.0", **options: Any) -> StandIn:
+    """Put a `cudnn` package and its metadata in place; call it before TE is imported.
+
+    Args:
+        version: Release whose signatures and metadata to show.
+        **options: Of `build`.
+
+    Raises:
+        RuntimeError: A `cudnn` package is loaded already.
+        ValueError, TypeError: Of `build`.
+    """
+    if "cudnn" in sys.modules:
+        raise RuntimeError("cudnn is loaded already; a process can have one release only")
+    stand_in = build(version, **options)
     _show_metadata(version)
     sys.modules["cudnn"] = stand_in.module
     return stand_in
