@@ -80,8 +80,7 @@ def test_active_from_a_target_folder_only_when_activated(wheel: Path, tmp_path: 
 
 def test_active_from_the_development_install(source_tree: Path, tmp_path: Path) -> None:
     site, _ = _site(tmp_path)
-    # pip builds with the tools of this environment, and installs into the other.
-    command = [sys.executable, "-m", "pip", "--isolated", "--python", str(site.python)]
+    # Built with the tools of this environment, installed into the other.
     wheels = tmp_path / "editable"
     wheels.mkdir()
     code = f"import setuptools.build_meta as b; print(b.build_editable({str(wheels)!r}))"
@@ -93,8 +92,7 @@ def test_active_from_the_development_install(source_tree: Path, tmp_path: Path) 
         text=True,
     )
     assert built.returncode == 0, built.stdout + built.stderr
-    editable = str(next(wheels.glob("*.whl")))
-    subprocess.run([*command, "install", "-q", "--no-deps", editable], check=True)
+    site.pip("install", "--no-deps", str(next(wheels.glob("*.whl"))))
     answer = site.ask()
     assert answer["active"] is True
     assert answer["package"] == str(source_tree / "te_grouped_mlp/overlay.py")
