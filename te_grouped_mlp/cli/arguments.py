@@ -52,3 +52,15 @@ def activation(text: str) -> Activation:
         allowed = ", ".join(kind.value for kind in Activation)
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed: {allowed}")
     return found
+
+
+def shape(text: str) -> tuple[int, int, int]:
+    """Parse `HIDDEN,FFN,ROWS`."""
+    parts = text.split(",")
+    if len(parts) != 3:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not allowed; allowed: HIDDEN,FFN,ROWS, three multiples of {ROWS}"
+        )
+    parse = integer(minimum=ROWS, multiple=ROWS)
+    hidden, ffn, rows = (parse(part) for part in parts)
+    return hidden, ffn, rows

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`te-grouped-mlp doctor`: whether the overlay is active, what is installed, which path runs, why."""
+"""`te-grouped-mlp doctor`: is the overlay active, what is installed, which path runs, and why."""
 
 from __future__ import annotations
 

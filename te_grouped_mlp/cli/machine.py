@@ -20,6 +20,7 @@ from typing import Any
 from te_grouped_mlp.cli import frontend_releases
 from te_grouped_mlp.cli.output import BadArgument
 from te_grouped_mlp.op.environment import Absent, Environment, read_switches
+from te_grouped_mlp.standalone import loader
 
 DISTRIBUTIONS = {
     "torch": "torch",
@@ -140,7 +141,7 @@ def _probe(
     asks_frontend = bool(frontend) and "frontend" not in assumed
     if not asks_torch and not asks_frontend:
         cause = "torch was not asked" if has_torch else "torch is not installed"
-        return Absent(cause), frontend, "sm" not in assumed
+        return Absent(cause), frontend, loader.extension_location() is None
     return _ask_child()
 
 
@@ -160,7 +161,7 @@ def _ask_child() -> tuple[Any, Any, bool]:
     except (IndexError, ValueError):
         lines = done.stderr.strip().splitlines()
         how = lines[-1] if lines else f"the process ended with code {done.returncode}"
-        cause = Absent(f"importing torch and the frontend failed: {how}")
+        cause = Absent(f"a look at torch and the frontend failed: {how}")
         return cause, cause, False
     if isinstance(sm, dict):
         sm = Absent(sm["cause"])

@@ -66,7 +66,8 @@ class Answer:
     """What happens.
 
     Attributes:
-        path: A backend of ours, "upstream", "unfused", or "raises" (RuntimeError before any kernel).
+        path: A backend of ours, "upstream", "unfused", or "raises" (RuntimeError, by us before any
+            kernel, by upstream in the backward).
         rows: Row extent of full buffers, and of padded ones where it differs.
         dprob, dbias: The launches that compute them; "" where the path is not ours.
         repeats: Whether every output is bit-identical from run to run; None where not known.

@@ -174,7 +174,9 @@ def _run_once(model: Model, given: Batch, extent: str, forced: dict[str, bool]) 
             short: frozenset({RUNTIME_OFFSETS} if short in able else ()) for short in WRAPPERS
         }
     with override(**changes), memory.hostile(_HOSTILE_BYTE):
-        return model.run(given)
+        found = model.run(given)
+    model.require_fused()
+    return found
 
 
 def _compare(kind: Activation, extent: str, fill: str, found: Outputs, exact: Outputs) -> Case:

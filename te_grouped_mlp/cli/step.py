@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -164,12 +164,13 @@ class Model:
     Attributes:
         fc1, fc2: TE's GroupedLinear.
         sequential: TE's Sequential of the three.
+        path: Names of the op classes that ran; empty before the first run.
     """
 
     fc1: Any
     fc2: Any
     sequential: Any
-    _checked: bool = field(default=False)
+    path: str = ""
 
     @classmethod
     def build(
@@ -208,9 +209,6 @@ class Model:
 
         Returns:
             y, dx, dprob, dW1, dW2, and db1, db2 with a bias: new tensors, groups stacked.
-
-        Raises:
-            CommandError: The step ran unfused, or in TE's own fused op.
         """
         from transformer_engine.common.recipe import MXFP8BlockScaling
         from transformer_engine.pytorch import autocast
@@ -227,7 +225,8 @@ class Model:
         scales = (prob,) if self.fc2._scale_bias else ()
         with autocast(enabled=True, recipe=MXFP8BlockScaling()):
             y = self.sequential(x, given.splits, prob, given.splits, *scales)
-        self._require_fused()
+        ops = [op for fuser in self.sequential._module_groups for op, _ in fuser._forward_ops]
+        self.path = ", ".join(type(op).__name__ for op in ops)
         y.backward(given.dy)
         out = {"y": y.detach(), "dx": x.grad, "dprob": prob.grad}
         for suffix, op in linears.items():
@@ -239,15 +238,16 @@ class Model:
                 out[f"db{suffix}"] = torch.stack(biases)
         return out
 
-    def _require_fused(self) -> None:
-        if self._checked:
-            return
+    def require_fused(self) -> None:
+        """Raise unless our fused op ran in the last step.
+
+        Raises:
+            CommandError: The step ran unfused, or in TE's own fused op; with the reasons.
+        """
         from transformer_engine.pytorch.ops.fused import grouped_mlp
 
         ours = (grouped_mlp.GroupedMLP_CuTeGEMMGLU, grouped_mlp.GroupedMLP_CuTeGEMMUnary)
         ops = [op for fuser in self.sequential._module_groups for op, _ in fuser._forward_ops]
         if not any(isinstance(op, ours) for op in ops):
-            names = ", ".join(type(op).__name__ for op in ops)
             decisions = "; ".join(map(str, te_grouped_mlp.explain())) or "no decision was made"
-            raise CommandError(f"the step ran as {names}, not in the fused op: {decisions}")
-        self._checked = True
+            raise CommandError(f"the step ran as {self.path}, not in our fused op: {decisions}")

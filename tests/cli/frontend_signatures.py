@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes `te_grouped_mlp/cli/frontend_releases.py` from wheels of the cuDNN frontend.
 
-    pip download --no-deps nvidia-cudnn-frontend==VERSION -d FOLDER    (for every release)
-    python -m tests.cli.frontend_signatures FOLDER > te_grouped_mlp/cli/frontend_releases.py
+pip download --no-deps nvidia-cudnn-frontend==VERSION -d FOLDER    (for every release)
+python -m tests.cli.frontend_signatures FOLDER > te_grouped_mlp/cli/frontend_releases.py
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def render(found: dict[str, dict[str, frozenset[str]]]) -> str:
     """Return the module's text."""
     releases = list(found)
     out = [HEAD, "RELEASES = (\n", *(f'    "{each}",\n' for each in releases), ")\n\n"]
-    out.append('ARGUMENTS: dict[str, dict[str, tuple[int, ...] | range]] = {\n')
+    out.append("ARGUMENTS: dict[str, dict[str, tuple[int, ...] | range]] = {\n")
     for short in WRAPPERS:
         out.append(f'    "{short}": {{\n')
         names = sorted({name for each in found.values() for name in each.get(short, ())})

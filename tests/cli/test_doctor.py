@@ -1,0 +1,264 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`doctor` agrees with `assert_active`, imports nothing, and its table with what really runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from te_grouped_mlp.cli import doctor, frontend_releases, machine, paths
+from te_grouped_mlp.cli.remedies import REMEDIES
+from te_grouped_mlp.op.environment import Absent, Environment, Switches
+from te_grouped_mlp.op.plan import Reason
+from te_grouped_mlp.op.problem import Activation, RecipeKind
+from tests.cli import frontend_signatures
+from tests.cli.conftest import Shell, python
+
+BLACKWELL = ("--assume", "sm=100,frontend=1.32.0,te=2.20.2")
+BOTH = """
+import sys, te_grouped_mlp
+{before}
+from te_grouped_mlp.cli import main
+code = main(["doctor", "--assume", "sm=none,frontend=none"])
+assert "torch" not in sys.modules and "transformer_engine" not in sys.modules
+try:
+    te_grouped_mlp.assert_active()
+except (RuntimeError, ValueError) as error:
+    print("REFUSED", error)
+else:
+    print("ACTIVE")
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "environment", "active"),
+    [
+        ("", {}, False),
+        ("te_grouped_mlp.activate()", {}, True),
+        ("te_grouped_mlp.activate()", {"NVTE_GROUPED_MLP_FORK": "0"}, False),
+        ("", {"NVTE_GROUPED_MLP_FORK": "0"}, False),
+        ("", {"NVTE_GROUPED_MLP_FORK": "maybe"}, False),
+    ],
+    ids=["plain", "activated", "fork-0-activated", "fork-0", "fork-nonsense"],
+)
+def test_first_line_agrees_with_assert_active(
+    before: str, environment: dict[str, str], active: bool
+) -> None:
+    # Without site-packages' own `.pth` files, so that an installed copy does not activate itself.
+    done = python(
+        BOTH.format(before=before), "-S", path=tuple(filter(None, sys.path)), **environment
+    )
+    assert done.returncode == 0, done.stderr
+    first, *_, last = done.stdout.splitlines()
+    assert last.startswith("ACTIVE" if active else "REFUSED")
+    assert first.startswith("overlay active: " if active else "overlay not active: ")
+    if not active:
+        reason = first.removeprefix("overlay not active: ").split("; ")[0]
+        assert reason in last
+
+
+def test_report_names_versions_and_exit_code_follows_the_overlay(shell: Shell) -> None:
+    import torch
+
+    assert shell("doctor") == 0
+    assert shell.out.startswith("overlay active: ")
+    assert torch.__version__ in shell.out
+    assert shell("doctor", "--json") == 0
+    found = shell.json()
+    assert found["overlay"]["active"] is True
+    assert found["versions"]["torch"] == torch.__version__
+
+
+def test_works_with_nothing_installed_but_rich(tmp_path: Path) -> None:
+    import te_grouped_mlp
+
+    (tmp_path / "te_grouped_mlp").symlink_to(Path(te_grouped_mlp.__file__).parent)
+    for name in ("rich", "pygments", "markdown_it", "mdurl"):
+        module = __import__(name)
+        (tmp_path / name).symlink_to(Path(module.__file__).parent)
+    code = "from te_grouped_mlp.cli import main; raise SystemExit(main(['doctor']))"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert done.returncode == 1
+    first = done.stdout.splitlines()[0]
+    assert first.startswith("overlay not active: Transformer Engine is not installed")
+    assert "torch is not installed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "body", ["raise OSError('libnothing.so is missing')", "import os; os._exit(11)"]
+)
+def test_broken_torch_breaks_nothing(tmp_path: Path, body: str) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(body)
+    code = "from te_grouped_mlp.cli import main; raise SystemExit(main(['doctor', '--json']))"
+    done = python(code, path=(str(tmp_path), str(doctor.__file__).rsplit("/te_grouped_mlp/", 1)[0]))
+    assert done.stderr == ""
+    cause = json.loads(done.stdout)["sm"]["absent"]
+    assert "libnothing.so" in cause if "OSError" in body else "code 11" in cause
+
+
+def test_every_reason_has_a_remedy() -> None:
+    assert set(REMEDIES) == set(Reason)
+    assert all(text and not text.endswith(".") for text in REMEDIES.values())
+
+
+def test_backends_are_asked_in_the_order_of_the_selection() -> None:
+    from te_grouped_mlp.op import selection
+
+    selected = [name for name in selection.NAMES if name != selection.UPSTREAM]
+    assert [name for name in paths.names() if name in selected] == selected
+
+
+def _machine(**changes: object) -> Environment:
+    values: dict[str, object] = {
+        "sm": Absent("none"),
+        "versions": dict.fromkeys(machine.DISTRIBUTIONS, "2.20.2"),
+        "wrappers": Absent("no frontend"),
+        "switches": Switches(fused=True),
+        "standalone": True,
+    }
+    return Environment(**{**values, **changes})
+
+
+def _blackwell(release: str = "1.32.0", te: str = "2.20.2") -> Environment:
+    versions = {**dict.fromkeys(machine.DISTRIBUTIONS, "1.0"), "transformer_engine": te}
+    wrappers = frontend_releases.wrappers(release)
+    return _machine(sm=(10, 0), wrappers=wrappers, standalone=False, versions=versions)
+
+
+def _question(**changes: object) -> paths.Question:
+    values = {
+        "activation": Activation.SWIGLU,
+        "recipe": RecipeKind.MXFP8,
+        "bias": False,
+        "groups": 1,
+        "deterministic": False,
+    }
+    return paths.Question(**{**values, **changes})
+
+
+@pytest.mark.parametrize("kind", Activation)
+@pytest.mark.parametrize("groups", [1, 8])
+def test_cpu_table_is_what_the_op_plans(kind: Activation, groups: int) -> None:
+    question = _question(activation=kind, groups=groups, bias=True, deterministic=True)
+    found = paths.answer(question, _machine())
+    assert found.path == "reference"
+    assert found.repeats is True
+    assert found.dprob == "fc2_bias_grad, dact_dgrad"
+    gated = kind not in (Activation.SRELU, Activation.TANH_SRELU)
+    dense = gated and groups == 1  # written out: the extents of the newest frontend
+    assert found.rows == ("buffer; padded: packed" if dense else "packed")
+
+
+def test_cpu_table_agrees_with_a_real_fusion() -> None:
+    from te_grouped_mlp.cli import step
+
+    step.start()
+    import te_grouped_mlp
+
+    shape = step.Shape(1, 128, 128, 128)
+    model = step.Model.build(Activation.SITU_GLU, shape, seed=0, device="cpu")
+    with step.switches("auto"):
+        model.run(step.batch(shape, 0, "cpu"))
+    decision = te_grouped_mlp.explain()[-1]
+    assert decision.path == paths.answer(_question(activation=Activation.SITU_GLU), _machine()).path
+
+
+def test_upstream_conditions() -> None:
+    named = _blackwell()
+    upstream = Switches(fused=True, backend="upstream")
+
+    def answer(env: Environment, **changes: object) -> paths.Answer:
+        env = Environment(**{**vars(env), "switches": upstream})
+        return paths.answer(_question(**changes), env)
+
+    assert answer(named).path == "upstream"
+    assert answer(named).repeats is False
+    assert answer(named).rows == "buffer"
+    assert answer(_blackwell("1.26.0")).rows == "packed"
+    assert answer(named, activation=Activation.SRELU).rows == "packed"
+    assert answer(named, deterministic=True).path == "raises"
+    srelu = answer(named, activation=Activation.SRELU, deterministic=True)
+    assert (srelu.path, srelu.repeats) == ("upstream", True)
+    assert answer(_blackwell("1.27.0"), activation=Activation.SRELU, deterministic=True).path == (
+        "raises"
+    )
+    old = answer(_blackwell(te="2.19.0"), deterministic=True)
+    assert old.path == "unfused"
+    assert old.refusals[-1][1].reason is Reason.NOT_DETERMINISTIC
+    tanh = answer(_blackwell("1.28.0"), activation=Activation.TANH_SRELU)
+    assert tanh.refusals[-1][1].reason is Reason.WRAPPER
+    assert answer(_machine(sm=(9, 0), standalone=False)).refusals[-1][1].reason is (
+        Reason.ARCHITECTURE
+    )
+
+
+def test_assumed_machine_is_asked_without_torch(shell: Shell) -> None:
+    assert shell("doctor", *BLACKWELL, "--json") == 0
+    found = shell.json()
+    assert found["sm"] == "100"
+    assert found["versions"]["cudnn_frontend"] == "1.32.0"
+    assert found["assumed"] == {"sm": "100", "frontend": "1.32.0", "te": "2.20.2"}
+    assert len(found["paths"]) == len(Activation) * 3 * 2 * 2 * 2
+    for row in found["paths"]:
+        assert row["path"] not in ("reference", "")
+        for refusal in row["refusals"]:
+            assert refusal["reason"] in Reason.__members__
+            assert refusal["remedy"]
+
+
+def test_merged_table_covers_every_question() -> None:
+    answers = {question: paths.answer(question, _blackwell()) for question in paths.questions()}
+    rows = doctor.merged(answers)
+    assert len(rows) < len(answers) / 3
+    for question, answer in answers.items():
+        key = doctor._texts(question)
+        hits = [
+            found
+            for texts, found in rows
+            if all(
+                text == "any" or value in text.split(", ")
+                for text, value in zip(texts, key, strict=True)
+            )
+        ]
+        assert hits == [answer]
+
+
+def test_frontend_table_has_the_facts_that_decide() -> None:
+    having = {
+        wrapper: [
+            release
+            for release in frontend_releases.RELEASES
+            if "deterministic" in frontend_releases.wrappers(release)[wrapper]
+        ]
+        for wrapper in ("dglu", "dsrelu", "glu")
+    }
+    assert having["dglu"] == ["1.29.1", "1.31.0", "1.32.0"]
+    assert having["dsrelu"] == ["1.28.0", "1.29.0", "1.29.1", "1.30.0", "1.31.0", "1.32.0"]
+    assert having["glu"] == []
+    assert frontend_releases.wrappers("0.1") == {}
+
+
+@pytest.mark.slow
+def test_frontend_table_is_what_the_wheels_hold(tmp_path: Path) -> None:
+    release = frontend_releases.RELEASES[-1]
+    command = ["pip", "download", "--quiet", "--no-deps", f"nvidia-cudnn-frontend=={release}"]
+    done = subprocess.run(
+        [sys.executable, "-m", *command, "-d", str(tmp_path)], capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip("the wheel cannot be downloaded here")
+    (wheel,) = tmp_path.glob("*.whl")
+    assert frontend_signatures.signatures(wheel) == frontend_releases.wrappers(release)
