@@ -239,8 +239,10 @@ def output_buffer(ops: Sequence[Any], plan: Plan, inputs: Inputs) -> torch.Tenso
         (Output.DW2, problem.fc2, ops[2], "FC2"),
     ):
         weights = parameters(op)
-        # FSDP provides the buffer only when the backward asks for it.
-        if call.wants(wanted) and spec.main_grad and not hasattr(weights[0], "__fsdp_param__"):
+        # The owner of a distributed weight adds to its shard; FSDP provides the buffer only when
+        # the backward asks for it.
+        elsewhere = spec.distributed or hasattr(weights[0], "__fsdp_param__")
+        if call.wants(wanted) and spec.main_grad and not elsewhere:
             gradients.main_grad_target(spec, weights, problem.num_groups, label)
     dtype, device = torch_dtype(call.dtype), inputs.x.device
     read = [] if isinstance(inputs.x, GroupedTensor) else [inputs.x]
