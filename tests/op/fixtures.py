@@ -1,0 +1,284 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What every correctness test of the op can use: the seven ways in which a step is tried.
+
+1 hostile memory, 2 padded against exact size, 3 experts without tokens, 4 references on O(1) data,
+5 repeat and hash, 6 capture-and-replay order, 7 was it fused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+import te_grouped_mlp
+from te_grouped_mlp.op import environment, memory
+from te_grouped_mlp.op.plan import Reason, Reject
+from tests.op.backends.reference import naive
+from tests.support import step
+from tests.support.step import StepCase
+
+TAILS = (0.0, math.nan, math.inf, 3.0, 1e30)
+"""What rows that belong to no expert may hold."""
+
+Found = dict[str, Any]
+
+
+# 1. Hostile memory ------------------------------------------------------------------------------
+
+
+def assert_memory_invisible(case: StepCase) -> Found:
+    """Run on buffers of 0xFF, of zeros, and of large finite values; return the result."""
+    results = []
+    for byte in (0xFF, 0x00, 0x7B):
+        with memory.hostile(byte):
+            results.append(step.run_step(case))
+    for other in results[1:]:
+        step.assert_same(other, results[0])
+    return results[0]
+
+
+# 2. Padded against exact size -------------------------------------------------------------------
+
+
+def exact_size(case: StepCase) -> Found:
+    """Run the live rows alone, laid out PACKED like a padded call."""
+    with environment.override(treat_rows_as_full=False):
+        return step.run_step(case.but(buffer_rows=None, fill=0.0))
+
+
+def assert_padding_invisible(case: StepCase) -> Found:
+    """Compare a padded step with the exact-size one bit by bit, and its tails with zero."""
+    padded = step.run_step(case)
+    step.assert_same(step.live(case, padded), exact_size(case))
+    for name in ("y", "dx", "dprob"):
+        if padded[name] is not None:
+            assert not padded[name][case.live :].any(), f"tail of {name} is not zero"
+    return padded
+
+
+# 3. Experts without tokens ----------------------------------------------------------------------
+
+
+def empty_expert_splits(groups: int, rows: int = 128) -> dict[str, tuple[int, ...]]:
+    """Return splits by the place of the experts without tokens; the others have `rows` each."""
+    full = [rows] * groups
+    two = min(2, groups)
+    places = {
+        "first": [0],
+        "middle": [groups // 2],
+        "last": [groups - 1],
+        "two in a row": list(range(groups // 2 - 1, groups // 2 - 1 + two)),
+        "all but one": [index for index in range(groups) if index != groups // 2],
+        "all": list(range(groups)),
+    }
+    found = {}
+    for name, empty in places.items():
+        splits = list(full)
+        for index in empty:
+            splits[index] = 0
+        found[name] = tuple(splits)
+    return found
+
+
+def without_empty_experts(model: Any, case: StepCase) -> Found:
+    """Run the experts that have tokens as a model of their own, with the weights of `model`.
+
+    Returns:
+        The result, its parameter gradients put back to the places of `case`.
+    """
+    kept = [index for index, size in enumerate(case.splits) if size]
+    small = case.but(splits=tuple(case.splits[index] for index in kept))
+    other = step.make_model(small)
+    with torch.no_grad():
+        for mine, theirs in ((other[0], model[0]), (other[2], model[2])):
+            for position, index in enumerate(kept):
+                for kind in ("weight", "bias") if case.bias else ("weight",):
+                    getattr(mine, f"{kind}{position}").copy_(getattr(theirs, f"{kind}{index}"))
+    inputs = step.make_inputs(small)
+    with environment.override(treat_rows_as_full=False):
+        y = step.run_model(other, small, inputs)
+    found = step.collect(small, other, inputs, y)
+    for name in ("dW1", "dW2", "db1", "db2"):
+        if found[name] is not None:
+            whole = torch.zeros((len(case.splits), *found[name].shape[1:]), dtype=found[name].dtype)
+            whole[kept] = found[name]
+            found[name] = whole
+    return found
+
+
+# 4. References on O(1) data ---------------------------------------------------------------------
+
+# One rounding to bf16 of a stripe that is otherwise equal, and sums of float64 in another order.
+ROUNDING = 2.0**-8
+_CLASSES = {
+    "swiglu": "ScaledSwiGLU",
+    "qgeglu": "ScaledClampedQGeGLU",
+    "situ": "ScaledSiTUGLU",
+    "srelu": "ScaledSReLU",
+    "tanh_srelu": "ScaledTanhSReLU",
+}
+_NAMES = {"glu_linear_offset": "linear_offset", "tanh_clamp_scale": "clamp_scale"}
+
+
+def quantized_reference(case: StepCase) -> Found:
+    """Compute the step in float64 on the dequantized operands, one expert after another.
+
+    Every intermediate is quantized by the written-out formula where the kernels quantize it.
+    """
+    model = step.make_model(case.but(weight="discrete", bias_weight=None, grad="grad", delay=False))
+    inputs = step.make_inputs(case.but(buffer_rows=None))
+    numbers = naive.Numbers(case.mxfp8, case.dtype)
+    params: dict[str, Any] = {_NAMES.get(k, k): v for k, v in case.parameters.items()}
+    params["interleave"] = case.interleave
+    parts: list[Found] = []
+    start = 0
+    for index, size in enumerate(case.splits):
+        group = _group(case, model, inputs, index, slice(start, start + size))
+        start += size
+        found = naive.step(
+            group, _CLASSES[case.activation], params, numbers, dense=False, recompute=case.recompute
+        )
+        if not size:
+            found["dw1"], found["dw2"] = found["dw1"] * 0, found["dw2"] * 0
+        dy = group.dy.float()
+        if case.bias and case.scale_bias:
+            found["dprob"] = found["dprob"] + (dy * group.b2.float()).sum(1)
+            dy = dy * group.prob.float()[:, None]
+        found["db2"] = naive.tiled_column_sums(dy)
+        parts.append(found)
+    joined = {name: torch.cat([part[name] for part in parts]) for name in ("y", "dx", "dprob")}
+    for name in ("dw1", "dw2", "db1", "db2"):
+        joined[name.replace("w", "W")] = torch.stack([part[name] for part in parts])
+    if not case.bias:
+        joined["db1"] = joined["db2"] = None
+    if case.unit_scale:
+        joined["dprob"] = None
+    return {name: None if value is None else value.double() for name, value in joined.items()}
+
+
+def _group(case: StepCase, model: Any, inputs: Any, index: int, rows: slice) -> naive.Group:
+    def parameter(op: Any, kind: str) -> torch.Tensor | None:
+        return getattr(op, f"{kind}{index}").detach() if kind == "weight" or case.bias else None
+
+    prob = inputs.prob.detach()[rows]
+    return naive.Group(
+        x=inputs.x.detach()[rows],
+        dy=inputs.dy[rows],
+        prob=None if case.unit_scale else prob,
+        w1=parameter(model[0], "weight"),
+        w2=parameter(model[2], "weight"),
+        b1=parameter(model[0], "bias"),
+        b2=parameter(model[2], "bias"),
+        bias_scale=prob if case.scale_bias else None,
+    )
+
+
+def assert_right(case: StepCase, found: Found) -> None:
+    """Compare per expert and 16-column stripe: tightly with the same dequantized operands, and
+    within the format's bound with the unquantized inputs."""
+    step.assert_close(case, found, quantized_reference(case), ROUNDING)
+    step.assert_close(case, found, step.reference(case))
+
+
+# 5. Repeat and hash -----------------------------------------------------------------------------
+
+
+def digest(tensor: torch.Tensor | None) -> str:
+    """Hash the bytes of a tensor."""
+    if tensor is None:
+        return ""
+    raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    return hashlib.sha256(bytes(raw.tolist())).hexdigest()
+
+
+def hashes(found: Found) -> dict[str, str]:
+    """Hash every output and gradient."""
+    return {name: digest(value) for name, value in found.items()}
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch and our kernels use `count` threads while the block runs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def assert_repeats(case: StepCase, runs: int = 3) -> None:
+    """Run a step repeatedly under several thread counts; one hash for each output."""
+    seen = []
+    for count in (1, 2, 3):
+        with threads(count):
+            seen += [hashes(step.run_step(case)) for _ in range(runs)]
+    assert all(each == seen[0] for each in seen), "outputs vary from run to run"
+
+
+# 6. Capture-and-replay order --------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Replayed:
+    """One step of a sequence that one model runs: what changes before it.
+
+    Attributes:
+        seed: Of the new data.
+        splits: The new splits.
+        shift: Added to every weight in place before the step.
+    """
+
+    seed: int
+    splits: tuple[int, ...]
+    shift: float = 0.0
+
+
+def assert_order_invisible(case: StepCase, sequence: list[Replayed]) -> None:
+    """Let one model, one input buffer and one splits tensor live through a sequence of steps, as a
+    captured graph would, and compare each step with a model that runs it first."""
+    static, buffers = step.make_model(case), step.make_inputs(case)
+    shift = 0.0
+    for item in sequence:
+        current = case.but(seed=item.seed, splits=item.splits, buffer_rows=case.rows)
+        drawn = step.make_inputs(current)
+        shift += item.shift
+        with torch.no_grad():
+            for name in ("x", "dy", "prob", "split_sizes"):
+                getattr(buffers, name).copy_(getattr(drawn, name))
+            for parameter in static.parameters():
+                parameter += item.shift
+        found = _one_step(current, static, buffers)
+        fresh = step.make_model(case)
+        with torch.no_grad():
+            for parameter in fresh.parameters():
+                parameter += shift
+        step.assert_same(found, _one_step(current, fresh, drawn))
+
+
+def _one_step(case: StepCase, model: Any, inputs: Any) -> Found:
+    for tensor in (*model.parameters(), inputs.x, inputs.prob):
+        tensor.grad = None
+    y = step.run_model(model, case, inputs)
+    return step.collect(case, model, inputs, y)
+
+
+# 7. Was it fused --------------------------------------------------------------------------------
+
+
+def assert_unfused(case: StepCase, reason: Reason, **switches: str) -> Reject:
+    """Run a step that must not be fused, and return the refusal that says why."""
+    with step.switches(**switches):
+        step.run_step(case, fused=None)
+    decision = te_grouped_mlp.explain()[-1]
+    assert decision.path == "unfused", decision
+    found = [reject for _, reject in decision.refusals if reject.reason is reason]
+    assert found, f"{reason} is not among {decision}"
+    return found[0]
