@@ -52,6 +52,7 @@ def _calls(tex):
     glu = (x, one, None)
     return {
         "quantize": (x, quantizer),
+        "bgrad_quantize": (x, quantizer),
         "dequantize": (x, 4),
         "split_quantize": (x, [128], [quantizer]),
         "create_empty_quantized_tensor": (quantizer, [128, 128], torch.float32, META),

@@ -124,6 +124,13 @@ def test_output_is_reused_coerced_and_spared_by_noop(tex):
     assert output._rowwise_scale_inv is None
 
 
+def test_bgrad_quantize_sums_every_row(tex):
+    matrix = make_matrix(288, 96, torch.bfloat16, special=False)
+    dbias, quantized = tex.bgrad_quantize(matrix.view(3, 96, 96), make_quantizer(tex))
+    assert torch.equal(dbias, naive.column_sums(matrix).bfloat16())
+    check_direction(quantized, matrix, True, naive.E4M3, False)
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     rows=st.integers(1, 6).map(lambda n: 32 * n),

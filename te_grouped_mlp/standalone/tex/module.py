@@ -32,6 +32,7 @@ FUNCTIONS: dict[ModuleType, tuple[str, ...]] = {
         "quantize",
         "dequantize",
         "split_quantize",
+        "bgrad_quantize",
         "create_empty_quantized_tensor",
     ),
     scales: ("swizzle_scales_for_gemm_",),

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from te_grouped_mlp.standalone import column_sums
 from te_grouped_mlp.standalone.tex import mxfp8
 from te_grouped_mlp.standalone.tex.codes import COLUMN, ROW, fp8_code, high_precision_dtype
 from te_grouped_mlp.standalone.tex.guard import tex_function
@@ -120,6 +121,20 @@ def quantize(
         matrix = tensor.detach().reshape(rows, shape[-1])
         mxfp8.run_quantize(matrix, _as_bytes(buffers), quantizer)
     return result
+
+
+@tex_function
+def bgrad_quantize(tensor: torch.Tensor, quantizer: Any) -> tuple[torch.Tensor, Any]:
+    """Sum a tensor over all but its last dimension and quantize it.
+
+    Returns:
+        (columns,) sums in `tensor.dtype`, added in fp32 down each 128-row tile and then over the
+        tiles in order; and what `quantize` returns.
+    """
+    quantized = quantize(tensor, quantizer)
+    matrix = tensor.detach().reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
+    rows = torch.tensor([matrix.shape[0]])
+    return column_sums.column_sums(matrix, rows)[0].to(tensor.dtype), quantized
 
 
 @tex_function
