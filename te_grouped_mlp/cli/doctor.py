@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     answers = {question: paths.answer(question, env) for question in paths.questions()}
     if output.shows_text(args.json):
         _print_machine(env, assumed)
-        _print_paths(answers, state)
+        _print_paths(answers, _conditions(env, state))
     output.write_json(args.json, _json(state, env, assumed, answers))
     return 0 if state.active or assumed else 1
 
@@ -132,10 +132,17 @@ def _print_machine(env: Environment, assumed: dict[str, str]) -> None:
         print(f"Assumed, not found here: {told}")
 
 
-def _print_paths(answers: dict[paths.Question, paths.Answer], state: State) -> None:
-    missing = [] if state.active else ["the overlay active"]
-    if not read_switches().fused:
-        missing.append(f"{FUSED_SWITCH}=1")
+def _conditions(env: Environment, state: State) -> list[str]:
+    """Return what the table takes for given and is not so in this process."""
+    found = {
+        "Transformer Engine installed": bool(env.versions["transformer_engine"]),
+        "the overlay active": state.active,
+        f"{FUSED_SWITCH}=1": read_switches().fused,
+    }
+    return [text for text, holds in found.items() if not holds]
+
+
+def _print_paths(answers: dict[paths.Question, paths.Answer], missing: list[str]) -> None:
     if missing:
         print(f"\nWith {' and '.join(missing)}, which is not so here, this would run:")
     else:

@@ -9,6 +9,7 @@ Transformer Engine's fused op is described by its published conditions.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import itertools
 import pkgutil
 from collections.abc import Iterable, Iterator
@@ -244,9 +245,10 @@ def _upstream_refusals(question: Question, env: Environment) -> Iterator[Reject]
         yield Reject(Reason.PACKAGE, te.cause)
     if env.standalone:
         yield Reject(Reason.PACKAGE, "Transformer Engine's extension is not installed")
-    if not env.sm or env.sm[0] != 10:
-        found = env.sm.cause if isinstance(env.sm, Absent) else f"it is {env.sm[0]}.{env.sm[1]}"
-        yield Reject(Reason.ARCHITECTURE, f"{found}; allowed: 10.x")
+    if isinstance(env.sm, Absent):
+        yield Reject(Reason.ARCHITECTURE, f"{env.sm.cause}; allowed: 10.x")
+    elif env.sm[0] != 10:
+        yield Reject(Reason.ARCHITECTURE, f"it is {env.sm[0]}.{env.sm[1]}; allowed: 10.x")
     if isinstance(env.wrappers, Absent):
         yield Reject(Reason.PACKAGE, env.wrappers.cause)
     if question.recipe is RecipeKind.NONE:

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-import te_grouped_mlp
 from te_grouped_mlp import host, overlay, standalone
 from te_grouped_mlp.cli.output import BadArgument, CommandError
 from te_grouped_mlp.op import environment
@@ -62,18 +61,18 @@ def start(backend: str | None = None) -> None:
     if host.te_root() is None:
         raise CommandError(
             "Transformer Engine is not installed; it is needed here, and its pure-Python wheel "
-            f"will do: pip install --no-deps transformer-engine ({overlay.SUPPORTED})"
+            f"will do: pip install --no-deps transformer-engine ({host.SUPPORTED})"
         )
     try:
-        te_grouped_mlp.activate()
-        te_grouped_mlp.assert_active()
+        overlay.activate()
+        overlay.assert_active()
     except RuntimeError as error:
         raise CommandError(str(error)) from error
     try:
         import transformer_engine.pytorch  # noqa: F401
     except ImportError as error:
         raise CommandError(f"Transformer Engine cannot be imported: {error}") from error
-    te_grouped_mlp.assert_active()
+    overlay.assert_active()
     if backend is not None:
         from te_grouped_mlp.op import selection
 
@@ -246,8 +245,10 @@ class Model:
         """
         from transformer_engine.pytorch.ops.fused import grouped_mlp
 
+        from te_grouped_mlp.op import fusion
+
         ours = (grouped_mlp.GroupedMLP_CuTeGEMMGLU, grouped_mlp.GroupedMLP_CuTeGEMMUnary)
         ops = [op for fuser in self.sequential._module_groups for op, _ in fuser._forward_ops]
         if not any(isinstance(op, ours) for op in ops):
-            decisions = "; ".join(map(str, te_grouped_mlp.explain())) or "no decision was made"
+            decisions = "; ".join(map(str, fusion.explain())) or "no decision was made"
             raise CommandError(f"the step ran as {self.path}, not in our fused op: {decisions}")
