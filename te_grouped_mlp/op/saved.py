@@ -81,8 +81,12 @@ def restore(skeleton: Any, tensors: Sequence[torch.Tensor]) -> SavedState:
 
 
 def activations(state: SavedState) -> list[torch.Tensor]:
-    """Return the saved token tensors that may leave the GPU between the passes."""
-    return [tensor for tensor, is_scale in _row_prefix_tensors(state) if not is_scale]
+    """Return the saved tensors that may leave the GPU between the passes, as upstream names them.
+
+    Data and scales of both inputs and the pre-activation; the probabilities are the caller's.
+    """
+    found = [tensor for tensor, _ in _row_prefix_tensors(state)]
+    return [tensor for tensor in found if tensor is not state.prob]
 
 
 _HOLDERS = (SavedState, Splits, GroupedOperand, QuantizedCopy, WeightOperand)

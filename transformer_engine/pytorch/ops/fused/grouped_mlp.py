@@ -45,7 +45,14 @@ from te_grouped_mlp.op import (
 )
 from te_grouped_mlp.op.backends.base import DactEpilogue, DactResult, Fc1Epilogue, GemmEpilogue
 from te_grouped_mlp.op.backends.checked import CheckedBackend
-from te_grouped_mlp.op.inputs import Inputs, output_buffer, read_call, read_inputs
+from te_grouped_mlp.op.inputs import (
+    GRAD_CARRIER_ATTRIBUTE,
+    Inputs,
+    output_buffer,
+    read_call,
+    read_inputs,
+    refuse_carrier,
+)
 from te_grouped_mlp.op.layout import Kernel, Output
 from te_grouped_mlp.op.operands import Axis, GroupedOperand, Splits, torch_dtype
 from te_grouped_mlp.op.plan import Plan
@@ -120,12 +127,14 @@ class _GroupedMLP_CuTeGEMMBase(fusion.UpstreamSeams, FusedOperation):  # noqa: N
         """Run the backward; the contract is `FusibleOperation.fuser_backward`.
 
         Raises:
-            RuntimeError: Determinism is demanded now and was not when the plan was made.
+            RuntimeError: Determinism is demanded now and was not when the plan was made, or FC2
+                announces a gradient that only claims to be bf16.
         """
         ctx, ops = basic_op_ctxs[0], self.basic_ops
         state = saved.restore(ctx.skeleton, ctx.saved_tensors)
         plan = state.plan
         selection.require_no_stronger_demand(plan, environment.read_switches())
+        refuse_carrier(ops[2], GRAD_CARRIER_ATTRIBUTE)
         features, device = plan.problem.fc2.out_features, state.splits.sizes.device
         checks.tokens("grad_output", grad_output, features, device)
         dx, grads1, grads2, dprob = _backward(ops, state, grad_output, ctx.grad_input)
