@@ -105,8 +105,8 @@ Groups check_splits(Address splits, std::int64_t num_groups, std::int64_t rows,
   if (num_groups < 0) refuse("num_groups", std::to_string(num_groups), "0 (dense) or more");
   if (splits == 0) {
     if (num_groups != 0) {
-      refuse("splits", "0 (null)", "the address of num_groups = " + std::to_string(num_groups) +
-                                       " int64 row counts");
+      refuse("splits", "0 (null)",
+             "the address of num_groups = " + std::to_string(num_groups) + " int64 row counts");
     }
     return Groups{Group{0, rows}};
   }
@@ -152,9 +152,8 @@ void mxfp8_quantize(Address src, int src_dtype, std::int64_t rows, std::int64_t 
   }
   if (by_row || two_d) check_blocks("cols", cols);
   if (by_col || two_d) check_blocks("rows", rows);
-  const QuantizeOutputs outputs{
-      pointer<std::uint8_t>(row_data), pointer<std::uint8_t>(row_scale),
-      pointer<std::uint8_t>(col_data), pointer<std::uint8_t>(col_scale)};
+  const QuantizeOutputs outputs{pointer<std::uint8_t>(row_data), pointer<std::uint8_t>(row_scale),
+                                pointer<std::uint8_t>(col_data), pointer<std::uint8_t>(col_scale)};
   const QuantizeOptions options{format, swizzled, two_d, nan_in_scale};
   const py::gil_scoped_release release;
   quantize(source, groups, outputs, options, threads);
@@ -255,7 +254,8 @@ constexpr const char* kQuantizeDoc =
     "Quantizes (rows, cols) to MXFP8, along rows, columns or both in one pass.\n\n"
     "row_data, col_data: (rows, cols) bytes, row-major. row_scale, col_scale: E8M0 bytes, compact\n"
     "or swizzled; every 128x128 scale tile is written whole, padding as 0. two_d: one scale per\n"
-    "32x32 block. nan_in_scale: a NaN makes its block's scale 0xFF and the block NaN; otherwise it\n"
+    "32x32 block. nan_in_scale: a NaN makes its block's scale 0xFF and the block NaN; otherwise "
+    "it\n"
     "does not take part in the maximum. float64 is rounded to float32 first.";
 
 constexpr const char* kDequantizeDoc =
@@ -263,7 +263,8 @@ constexpr const char* kDequantizeDoc =
     "the float32 product, rounded to nearest even.";
 
 constexpr const char* kSwizzleDoc =
-    "Moves E8M0 scales from the compact layout to the swizzled one, or back with inverse. rows and\n"
+    "Moves E8M0 scales from the compact layout to the swizzled one, or back with inverse. rows "
+    "and\n"
     "cols are those of the data. Padding is written as 0. src and dst must not overlap.";
 
 constexpr const char* kColumnSumsDoc =
@@ -294,9 +295,9 @@ PYBIND11_MODULE(_C, module) {
   module.def("swizzle_scales", &bind_swizzle_scales, kSwizzleDoc, py::arg("src"), py::arg("dst"),
              py::arg("axis"), py::arg("rows"), py::arg("cols"), py::arg("splits"),
              py::arg("num_groups"), py::arg("inverse"));
-  module.def("column_sums", &bind_column_sums, kColumnSumsDoc, py::arg("src"),
-             py::arg("src_dtype"), py::arg("rows"), py::arg("cols"), py::arg("row_stride"),
-             py::arg("splits"), py::arg("num_groups"), py::arg("out_f32"), py::arg("threads"));
+  module.def("column_sums", &bind_column_sums, kColumnSumsDoc, py::arg("src"), py::arg("src_dtype"),
+             py::arg("rows"), py::arg("cols"), py::arg("row_stride"), py::arg("splits"),
+             py::arg("num_groups"), py::arg("out_f32"), py::arg("threads"));
   module.def("weighted_column_sums", &bind_weighted_column_sums, kWeightedColumnSumsDoc,
              py::arg("src"), py::arg("src_dtype"), py::arg("rows"), py::arg("cols"),
              py::arg("row_stride"), py::arg("weights_f32"), py::arg("splits"),
@@ -304,8 +305,9 @@ PYBIND11_MODULE(_C, module) {
   module.def("row_dots", &bind_row_dots, kRowDotsDoc, py::arg("src"), py::arg("src_dtype"),
              py::arg("rows"), py::arg("cols"), py::arg("row_stride"), py::arg("table_f32"),
              py::arg("splits"), py::arg("num_groups"), py::arg("out_f32"), py::arg("threads"));
-  module.def("simd_level", [] { return std::string(kernels().name); },
-             "The SIMD level in use: baseline, avx2 or avx512.");
+  module.def(
+      "simd_level", [] { return std::string(kernels().name); },
+      "The SIMD level in use: baseline, avx2 or avx512.");
   module.def("set_simd_level", &set_simd_level, py::arg("name"),
              "Chooses a SIMD level, for tests. Raises ValueError if this CPU lacks it.");
   module.def("available_simd_levels", &available_simd_levels,

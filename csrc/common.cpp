@@ -98,9 +98,8 @@ Tile TileGrid::operator[](std::int64_t index) const {
   // Along rows the tile is found by its row in the whole matrix; along columns each group starts
   // anew, and the group's own number of tiles is the inner extent.
   tile.row_swizzled = (tile_row.row / kTile * tiles_per_row_ + tile_col) * kTileBytes;
-  tile.col_swizzled =
-      tile_row.group_first_row * tiles_per_row_ * kTile / kBlock +
-      (tile_col * tile_row.count_in_group + tile_row.index_in_group) * kTileBytes;
+  tile.col_swizzled = tile_row.group_first_row * tiles_per_row_ * kTile / kBlock +
+                      (tile_col * tile_row.count_in_group + tile_row.index_in_group) * kTileBytes;
   return tile;
 }
 
@@ -116,9 +115,9 @@ void parallel_for(std::int64_t count, int threads,
   // Several ranges per thread, so that a thread that the system delays does not delay the rest.
   constexpr std::int64_t kRangesPerThread = 8;
   const std::int64_t workers = std::min<std::int64_t>(threads, count);
-  const std::int64_t step =
-      workers <= 1 ? std::max<std::int64_t>(count, 1)
-                   : std::max<std::int64_t>(1, count / (workers * kRangesPerThread));
+  const std::int64_t step = workers <= 1
+                                ? std::max<std::int64_t>(count, 1)
+                                : std::max<std::int64_t>(1, count / (workers * kRangesPerThread));
   std::atomic<std::int64_t> next{0};
   const auto work = [&] {
     const DefaultFloatEnvironment environment;

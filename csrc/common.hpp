@@ -53,7 +53,9 @@ struct Tile {
 class TileGrid {
  public:
   TileGrid(const Groups& groups, std::int64_t cols);
-  std::int64_t size() const { return static_cast<std::int64_t>(tile_rows_.size()) * tiles_per_row_; }
+  std::int64_t size() const {
+    return static_cast<std::int64_t>(tile_rows_.size()) * tiles_per_row_;
+  }
   Tile operator[](std::int64_t index) const;
 
  private:

@@ -43,18 +43,19 @@ void column_sums(const Source& src, const Groups& groups, const float* weights, 
   const std::int64_t count = static_cast<std::int64_t>(groups.size()) * chunks;
   parallel_for(count, decide_threads(threads, live_bytes(src, groups)),
                [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t i = first; i < last; ++i) {
-      const Group& group = groups[static_cast<std::size_t>(i / chunks)];
-      const std::int64_t col = i % chunks * kSumColumns;
-      const int cols = static_cast<int>(std::min<std::int64_t>(kSumColumns, src.cols - col));
-      float* to = out + i / chunks * src.cols + col;
-      if (src.type == SourceType::kF64) {
-        sum_columns<double>(src, group, weights, col, cols, to);
-      } else {
-        sum_columns<float>(src, group, weights, col, cols, to);
-      }
-    }
-  });
+                 for (std::int64_t i = first; i < last; ++i) {
+                   const Group& group = groups[static_cast<std::size_t>(i / chunks)];
+                   const std::int64_t col = i % chunks * kSumColumns;
+                   const int cols =
+                       static_cast<int>(std::min<std::int64_t>(kSumColumns, src.cols - col));
+                   float* to = out + i / chunks * src.cols + col;
+                   if (src.type == SourceType::kF64) {
+                     sum_columns<double>(src, group, weights, col, cols, to);
+                   } else {
+                     sum_columns<float>(src, group, weights, col, cols, to);
+                   }
+                 }
+               });
 }
 
 void row_dots(const Source& src, const Groups& groups, const float* table, float* out,
@@ -70,18 +71,18 @@ void row_dots(const Source& src, const Groups& groups, const float* table, float
   }
   parallel_for(grid.size(), decide_threads(threads, live_bytes(src, groups)),
                [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t i = first; i < last; ++i) {
-      const Tile tile = grid[i];
-      RowDotTile work;
-      work.src = src.at(tile.row, 0);
-      work.src_stride = src.row_stride;
-      work.table = tables[static_cast<std::size_t>(i)];
-      work.out = out + tile.row;
-      work.rows = tile.rows;
-      work.cols = src.cols;
-      kernel(work);
-    }
-  });
+                 for (std::int64_t i = first; i < last; ++i) {
+                   const Tile tile = grid[i];
+                   RowDotTile work;
+                   work.src = src.at(tile.row, 0);
+                   work.src_stride = src.row_stride;
+                   work.table = tables[static_cast<std::size_t>(i)];
+                   work.out = out + tile.row;
+                   work.rows = tile.rows;
+                   work.cols = src.cols;
+                   kernel(work);
+                 }
+               });
 }
 
 }  // namespace te_grouped_mlp

@@ -57,8 +57,8 @@ void load_scales(const ScaleBuffer& buffer, std::int64_t cols, const Tile& tile,
                  RowScaleTile& out) {
   const std::uint8_t* swizzled = buffer.data + tile.row_swizzled;
   for (int r = 0; r < kTile; ++r) {
-    const std::uint8_t* from = buffer.swizzled ? swizzled + place_in_tile(r, 0)
-                                               : buffer.data + row_offset(tile, cols, r);
+    const std::uint8_t* from =
+        buffer.swizzled ? swizzled + place_in_tile(r, 0) : buffer.data + row_offset(tile, cols, r);
     std::memcpy(out[r], from, kBlocksPerTile);
   }
 }
@@ -67,8 +67,8 @@ void store_scales(const RowScaleTile& in, std::int64_t cols, const Tile& tile,
                   const ScaleBuffer& buffer) {
   std::uint8_t* swizzled = buffer.data + tile.row_swizzled;
   for (int r = 0; r < kTile; ++r) {
-    std::uint8_t* to = buffer.swizzled ? swizzled + place_in_tile(r, 0)
-                                       : buffer.data + row_offset(tile, cols, r);
+    std::uint8_t* to =
+        buffer.swizzled ? swizzled + place_in_tile(r, 0) : buffer.data + row_offset(tile, cols, r);
     std::memcpy(to, in[r], kBlocksPerTile);
   }
 }
