@@ -19,7 +19,6 @@ from te_grouped_mlp.op.environment import (
     FUSED_SWITCH,
     WRAPPERS,
     Absent,
-    Environment,
     is_first_rank,
 )
 from te_grouped_mlp.op.formats import DType
@@ -61,13 +60,29 @@ class Decision:
 _decisions: deque[Decision] = deque(maxlen=_KEPT)
 
 
-def explain() -> tuple[Decision, ...]:
-    """Return what this process decided for grouped MLPs, oldest first.
+def explain(module: Any = None, *, recipe: Any = None) -> tuple[Decision, ...]:
+    """Return which path grouped MLPs take, and why each step before it was passed over.
 
-    A decision is made when a fuser first runs under a recipe; equal decisions are kept once, and
-    at most the latest 256. Nothing is computed here.
+    Args:
+        module: A ``torch.nn.Module``; every `te.ops.Sequential` in it is searched for the three
+            ops. None for what this process decided so far.
+        recipe: The recipe to ask about; only with `module`.
+
+    Returns:
+        With a module: one decision per grouped MLP in it, for the switches as they are now; nothing
+        is fused. Without: the decisions of fusers that ran, oldest first, equal ones once, at most
+        the latest 256.
     """
-    return tuple(_decisions)
+    if module is None:
+        return tuple(_decisions)
+    found = []
+    for part in module.modules():
+        ops = list(part.children())
+        for index in range(len(ops) - 2):
+            triple = tuple(ops[index : index + 3])
+            if _is_candidate(triple, None, None):
+                found.append(_decide(triple, recipe)[0])
+    return tuple(found)
 
 
 def fuse(
@@ -101,53 +116,48 @@ def fuse(
     return out
 
 
-def _is_candidate(triple: tuple[Any, ...], gated: bool, only: tuple[type, ...] | None) -> bool:
+def _is_candidate(
+    triple: tuple[Any, ...], gated: bool | None, only: tuple[type, ...] | None
+) -> bool:
     if len(triple) != 3 or (only is not None and not isinstance(triple[1], only)):
         return False
     kind = ACTIVATION_TYPES.get(type(triple[1]))
     linears = isinstance(triple[0], GroupedLinear) and isinstance(triple[2], GroupedLinear)
-    return linears and kind is not None and kind.is_gated is gated
+    return linears and kind is not None and (gated is None or kind.is_gated is gated)
 
 
 def _fuse_triple(
     triple: tuple[Any, ...], recipe: Any, build: Callable[[Any, Any, Any], Any]
 ) -> Any | None:
+    decision, upstream_op = _decide(triple, recipe)
+    _record(decision)
+    if decision.path == UNFUSED:
+        return None
+    return build(*triple) if upstream_op is None else upstream_op
+
+
+def _decide(triple: tuple[Any, ...], recipe: Any) -> tuple[Decision, Any]:
+    """Return the decision, and upstream's fused op where that is the path."""
     env = environment.current()
     problem = problem_of(*triple, recipe)
-    if not env.switches.fused:
-        off = Reject(Reason.SWITCH_OFF, "set it before the first call")
-        _record(Decision(problem, UNFUSED, (("fused", off),)), quiet=True)
-        return None
     refused: list[tuple[str, Reject]] = []
-    mismatch = dimension_mismatch(*triple)
-    if mismatch is not None:
-        _record(Decision(problem, UNFUSED, (("fused", mismatch),)))
-        return None
+    blocked = dimension_mismatch(*triple)
+    if not env.switches.fused:
+        blocked = Reject(Reason.SWITCH_OFF, f"set {FUSED_SWITCH}=1 before the first call")
+    if blocked is not None:
+        return Decision(problem, UNFUSED, (("fused", blocked),)), None
     name = selection.choose(problem, env)
     for step, reject in selection.refusals(problem, env).items():
         if step == name:
             break
         refused.append((step, reject))
     if name is not None:
-        _record(Decision(problem, name, tuple(refused)))
-        return build(*triple)
-    return _fuse_upstream(triple, recipe, problem, env, refused)
-
-
-def _fuse_upstream(
-    triple: tuple[Any, ...],
-    recipe: Any,
-    problem: Problem,
-    env: Environment,
-    refused: list[tuple[str, Reject]],
-) -> Any | None:
+        return Decision(problem, name, tuple(refused)), None
     outcome = upstream.fuse(triple, recipe, problem, env)
     if isinstance(outcome, Reject):
         refused.append((selection.UPSTREAM, outcome))
-        _record(Decision(problem, UNFUSED, tuple(refused)))
-        return None
-    _record(Decision(problem, selection.UPSTREAM, tuple(refused)))
-    return outcome
+        return Decision(problem, UNFUSED, tuple(refused)), None
+    return Decision(problem, selection.UPSTREAM, tuple(refused)), outcome
 
 
 def dimension_mismatch(fc1: Any, activation: Any, fc2: Any) -> Reject | None:
@@ -187,12 +197,13 @@ def require_supported(problem: Problem) -> None:
     raise error(f"no backend runs this grouped MLP: {text or 'upstream is named'}")
 
 
-def _record(decision: Decision, *, quiet: bool = False) -> None:
-    """Keep a decision, and say it once on the first rank."""
+def _record(decision: Decision) -> None:
+    """Keep a decision, and say it once on the first rank; a switch that is off is no news."""
     if decision in _decisions:
         return
     _decisions.append(decision)
-    if quiet or not is_first_rank():
+    switched_off = any(reject.reason is Reason.SWITCH_OFF for _, reject in decision.refusals)
+    if switched_off or not is_first_rank():
         return
     level = logging.WARNING if decision.path == UNFUSED else logging.INFO
     logger.log(level, "grouped MLP runs %s", decision)
