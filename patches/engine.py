@@ -181,8 +181,7 @@ def _refuse_revert(item: Examined) -> None:
     for finding in item.findings:
         unrecorded = finding.state is State.APPLIED and not item.applied
         torn = finding.state is State.PARTIAL
-        changed = finding.state is State.UNKNOWN and item.applied
-        if unrecorded or torn or changed:
+        if unrecorded or torn or item.changed_since:
             raise PatchError(f"{finding.place}: {finding.patch}: {finding.reason}")
 
 

@@ -26,6 +26,7 @@ class Examined:
         new: Names of the repairs that were asked for and can be applied.
         result: The bytes with `applied` and `new`.
         findings: One per repair that was asked for.
+        changed_since: Whether somebody changed the file after it was patched.
     """
 
     file: TreeFile
@@ -35,6 +36,7 @@ class Examined:
     new: tuple[str, ...]
     result: bytes
     findings: tuple[Finding, ...]
+    changed_since: bool
 
 
 def compose(
@@ -110,6 +112,7 @@ class Examination:
             tuple(self.new),
             result,
             tuple(findings),
+            self.changed_since,
         )
 
     def _finding(self, patch: Patch, state: State, line: int | None, reason: str) -> Finding:

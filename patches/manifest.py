@@ -168,6 +168,7 @@ def recover(file: TreeFile) -> bool:
     (package / FOLDER / _JOURNAL).unlink(missing_ok=True)
     pointer.unlink(missing_ok=True)
     for other in {file.package, *(Path(entry["package"]) for entry in entries)}:
+        (other / FOLDER / _JOURNAL).unlink(missing_ok=True)
         _tidy(other)
     return bool(entries)
 
@@ -179,8 +180,9 @@ def _prepare(change: Change) -> dict[str, Any]:
     kept = hidden / f"before-{digest(change.old)[:16]}"
     _replace(kept, change.old, hidden)
     record = hidden / _RECORD
-    if not record.is_file():
-        _replace(hidden / _ORIGINAL, change.original, hidden)
+    original = hidden / _ORIGINAL
+    if not original.is_file() or original.read_bytes() != change.original:
+        _replace(original, change.original, hidden)
     return {
         "package": str(change.file.package.absolute()),
         "path": str(change.file.path.absolute()),

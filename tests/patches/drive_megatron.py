@@ -120,9 +120,7 @@ def rewrite_faults(experts: ModuleType) -> list[str]:
     seen = case.ops.calls[0][0][2]
     if seen is case.probs or not torch.equal(seen, torch.ones(ROWS)) or seen.requires_grad:
         faults.append("the op did not get unit probabilities")
-    for name, found, expected in zip(
-        ("y", "dx", "dprob"), results[0], _formula(case), strict=True
-    ):
+    for name, found, expected in zip(("y", "dx", "dprob"), results[0], _formula(case), strict=True):
         if not torch.equal(found.double(), expected):
             faults.append(f"{name} differs from the formula")
     if results[0][0].dtype != torch.bfloat16:

@@ -40,9 +40,7 @@ def test_rewrite(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", REWRITE.places)
 def test_every_rewrite_edit_counts(place: str, tmp_path: Path) -> None:
     try:
-        module = load(
-            tmp_path, trees.megatron_source(), REWRITE, leave_out=(REWRITE.name, place)
-        )
+        module = load(tmp_path, trees.megatron_source(), REWRITE, leave_out=(REWRITE.name, place))
         faults = drive.rewrite_faults(module)
     except (Mismatch, NameError) as error:
         faults = [repr(error)]

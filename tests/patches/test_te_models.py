@@ -1,6 +1,6 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The TE patches on models of TE's structure, which run: what changes, and that each edit counts."""
+"""The TE patches on models of TE's structure that run: what changes, and that each edit counts."""
 
 from __future__ import annotations
 
@@ -80,9 +80,7 @@ def odd_events(module: ModuleType, *, full_rows: bool) -> Iterator[str]:
         for quantizer in ("mxfp8", "nvfp4"):
             module.EVENTS.clear()
             told = {"use_dense_single_group": dense}
-            module._group_quantize_with_amax_for_grouped_mlp(
-                "x", quantizer, groups, None, **told
-            )
+            module._group_quantize_with_amax_for_grouped_mlp("x", quantizer, groups, None, **told)
             if [seen for _, seen in module.EVENTS] != [dense]:
                 yield f"quantize with amax, {quantizer}, {dense=}"
     module.FRONTEND = (1, 32)
