@@ -24,6 +24,7 @@ from benchmarks import gpu_ours, gpu_peers
 from benchmarks.gpu_shapes import SHAPES, Inputs, Shape, inputs
 from benchmarks.gpu_timing import Clock, ceilings
 from te_grouped_mlp.op.backends.cutedsl.compile import compile_ahead
+from te_grouped_mlp.op.backends.cutedsl.config import Op, Tile
 from te_grouped_mlp.op.formats import DType
 
 Report = dict[str, Any]
@@ -76,48 +77,80 @@ def check(shape: Shape) -> Report:
 
 
 def parts(shape: Shape, clock: Clock) -> list[Report]:
-    """Time every kernel in every tile."""
+    """Time every kernel in every tile, and a dense product of that size by cuBLAS."""
     given, buffers = inputs(shape), {}
-    rows = []
-    for (op, tile, variant), key in gpu_ours.part_keys().items():
-        row = {"op": op.value, "tile": str(tile), "variant": variant}
+    rows: list[Report] = []
+    keys = gpu_ours.part_keys()
+    for op in dict.fromkeys(op for op, _, _ in keys):
+        works: dict[str, Callable[[], object]] = {}
+        for (owner, tile, variant), key in keys.items():
+            if owner is op:
+                works[f"{short(tile)} {variant}"] = gpu_ours.part(given, key, buffers)
+        works["cublas dense"] = dense(shape, op)
         try:
-            taken = clock.device(gpu_ours.part(given, key, buffers), runs=11, warm=2)
-            rate = gpu_ours.part_flops(shape, op) / taken.median / 1e9
-            rows.append({**row, **taken.as_dict(), "tflops": rate})
+            for name, taken in clock.compare(works, runs=9, warm=2).items():
+                rate = gpu_ours.part_flops(shape, op) / taken.median / 1e9
+                rows.append({"op": op.value, "tile": name, **taken.as_dict(), "tflops": rate})
         except Exception as error:
-            rows.append({**row, "error": repr(error)})
+            rows.append({"op": op.value, "error": repr(error)})
     return rows
 
 
+def short(tile: Tile) -> str:
+    """A tile in a few characters."""
+    kind = "p" if tile.pingpong else "c"
+    return f"{kind}{tile.m}x{tile.n} {tile.cluster_m}x{tile.cluster_n}"
+
+
+def dense(shape: Shape, op: Op) -> Callable[[], object]:
+    """Return a dense product of as many operations as `op` has, on random values."""
+    wide = 2 * shape.ffn if op in (Op.FC1_ACT, Op.FC1_DGRAD, Op.FC1_WGRAD) else shape.ffn
+    a = torch.randn(shape.tokens, shape.hidden, device="cuda").bfloat16()
+    b = torch.randn(shape.hidden, wide, device="cuda").bfloat16()
+    out = torch.empty(shape.tokens, wide, device="cuda", dtype=torch.bfloat16)
+    return lambda: torch.matmul(a, b, out=out)
+
+
 def steps(shape: Shape, clock: Clock) -> Report:
-    """Time forward and backward, ours and the peers'."""
+    """Time forward and backward, ours and the peers', in turns."""
     given = inputs(shape)
-    found: Report = {}
+
+    def ours(grad: torch.dtype, accumulate: bool) -> gpu_ours.Layer:
+        return gpu_ours.layer_of(given, accumulate=accumulate, grad=grad)
+
     makers: dict[str, Callable[[], Callable[[], Any]]] = {
-        "ours_bf16": lambda: gpu_ours.layer_of(given, accumulate=False, grad=torch.bfloat16).step,
-        "ours_fp32_accumulate": lambda: (
-            gpu_ours.layer_of(given, accumulate=True, grad=torch.float32).step
-        ),
+        "ours": lambda: ours(torch.bfloat16, False).step,
+        "ours, fp32 main_grad +=": lambda: ours(torch.float32, True).step,
+        "unit probabilities": lambda: gpu_ours.UnitProbability(ours(torch.bfloat16, False)).step,
         "quack": lambda: gpu_peers.quack_step(given),
-        "torch_eager": lambda: gpu_peers.torch_step(given, compiled=False),
-        "torch_compile": lambda: gpu_peers.torch_step(given, compiled=True),
-        "ours_bf16_again": lambda: (
-            gpu_ours.layer_of(given, accumulate=False, grad=torch.bfloat16).step
-        ),
+        "torch eager": lambda: gpu_peers.torch_step(given, compiled=False),
+        "torch compile": lambda: gpu_peers.torch_step(given, compiled=True),
     }
+    works: dict[str, Callable[[], Any]] = {}
+    found: Report = {}
     want: dict[str, torch.Tensor] | None = None
     for name, make in makers.items():
         try:
-            step = make()
-            got = step()
+            works[name] = make()
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            got = works[name]()
+            torch.cuda.synchronize()
             if want is None:
                 want = {key: value.float() for key, value in got.items() if key != "dw1"}
-            taken = clock.device(step, runs=15)
-            found[name] = {**taken.as_dict(), "against_ours": errors(got, want)}
+            peak = torch.cuda.max_memory_allocated() - before
+            found[name] = {"peak_gb": peak / 1e9, "against_ours": errors(got, want)}
+            del got
         except Exception as error:
+            works.pop(name, None)
             found[name] = {"error": repr(error)[:300]}
-        torch.cuda.empty_cache()
+    for name, taken in clock.compare(works, runs=13).items():
+        found[name].update(taken.as_dict())
+        found[name]["ours_is_faster_by"] = 0.0
+    for row in found.values():
+        if "median" in row:
+            row["ours_is_faster_by"] = row["median"] / found["ours"]["median"]
     return found
 
 
@@ -126,15 +159,15 @@ def backward_parts(shape: Shape, clock: Clock) -> Report:
     layer = gpu_ours.layer_of(inputs(shape), accumulate=True, grad=torch.float32)
     y, activated, pre = layer.forward()
     del y
-    return {
-        "forward": clock.device(layer.forward).as_dict(),
-        "backward": clock.device(lambda: layer.backward(activated, pre)).as_dict(),
-        "backward_without_dprob": clock.device(
-            lambda: layer.backward(activated, pre, dprob=False)
-        ).as_dict(),
-        "host_forward": clock.host(layer.forward).as_dict(),
-        "host_backward": clock.host(lambda: layer.backward(activated, pre)).as_dict(),
+    works: dict[str, Callable[[], object]] = {
+        "forward": layer.forward,
+        "backward": lambda: layer.backward(activated, pre),
+        "backward_without_dprob": lambda: layer.backward(activated, pre, dprob=False),
     }
+    found = {name: taken.as_dict() for name, taken in clock.compare(works).items()}
+    for name in ("forward", "backward"):
+        found[f"host_{name}"] = clock.host(works[name]).as_dict()
+    return found
 
 
 def compiling(shapes: tuple[Shape, ...]) -> Report:

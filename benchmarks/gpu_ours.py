@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -40,20 +41,20 @@ _BACKEND = CuteDslBackend()
 
 TILES = {
     Op.FC1_ACT: (
-        Tile(128, 256, 2, 1), Tile(256, 128, 2, 1), Tile(128, 128, 2, 1, True),
-        Tile(128, 192, 1, 2, True), Tile(128, 192, 1, 1, True),
+        Tile(128, 256, 2, 1), Tile(128, 256, 1, 2), Tile(128, 192, 1, 2, True),
+        Tile(128, 192, 1, 1, True), Tile(64, 256, 2, 1, True), Tile(128, 128, 1, 2, True),
     ),
     Op.FC2_FORWARD: (
-        Tile(128, 256, 2, 1), Tile(256, 128, 2, 1), Tile(128, 192, 2, 1, True),
-        Tile(128, 128, 2, 1, True), Tile(256, 192, 2, 1),
+        Tile(128, 256, 2, 1), Tile(128, 256, 1, 2), Tile(128, 192, 2, 1, True),
+        Tile(128, 192, 1, 2, True), Tile(128, 128, 1, 2, True), Tile(64, 256, 2, 1, True),
     ),
     Op.DACT_DGRAD: (
-        Tile(128, 128, 2, 1, True), Tile(128, 128, 1, 2, True), Tile(256, 128, 2, 1),
-        Tile(128, 256, 2, 1), Tile(128, 192, 2, 1, True),
+        Tile(128, 128, 1, 2, True), Tile(128, 128, 2, 1, True), Tile(128, 192, 1, 2, True),
+        Tile(64, 256, 2, 1, True), Tile(64, 256, 1, 2, True),
     ),
     Op.FC1_WGRAD: (
-        Tile(128, 256, 2, 1), Tile(256, 128, 2, 1), Tile(128, 192, 2, 1, True),
-        Tile(128, 128, 2, 1, True),
+        Tile(128, 192, 2, 1, True), Tile(128, 192, 1, 2, True), Tile(128, 128, 1, 2, True),
+        Tile(128, 256, 2, 1), Tile(64, 256, 2, 1, True),
     ),
 }  # fmt: skip
 TILES[Op.FC1_DGRAD] = TILES[Op.FC2_FORWARD]
@@ -141,6 +142,29 @@ class Layer:
         return {"y": y, **self.backward(activated, pre)}
 
 
+@dataclass
+class UnitProbability:
+    """The rewrite that clients use today for a deterministic gradient of the probability.
+
+    The op runs with unit probabilities, and its output is multiplied by them in fp32. That output
+    is kept for the backward.
+    """
+
+    layer: Layer
+
+    def step(self) -> dict[str, torch.Tensor]:
+        """Forward and backward."""
+        layer, prob = self.layer, self.layer.given.prob[:, None]
+        unit = dataclasses.replace(layer, given=dataclasses.replace(layer.given, prob=None))
+        kept, activated, pre = unit.forward()
+        y = (kept.float() * prob).bfloat16()
+        dy = layer.given.dy.float()
+        dprob = (dy * kept.float()).sum(-1)
+        scaled = dataclasses.replace(layer.dy, plain=(dy * prob).bfloat16())
+        unit = dataclasses.replace(unit, dy=scaled)
+        return {"y": y, "dprob": dprob, **unit.backward(activated, pre, dprob=False)}
+
+
 def layer_of(given: Inputs, *, accumulate: bool, grad: torch.dtype) -> Layer:
     """Wrap the inputs; weight gradients start at zero."""
     plan = plan_of(given.shape)
@@ -169,14 +193,19 @@ def part_keys() -> dict[tuple[Op, Tile, str], KernelKey]:
     found = {}
     for base in step_keys(Shape(1, 64, 64, 64), DType.FLOAT32, accumulate=True):
         for tile in TILES[base.op]:
-            key = dataclasses.replace(base, tile=tile)
-            if base.op is Op.DACT_DGRAD:
-                found[base.op, tile, "bare"] = dataclasses.replace(key, scale=None, dprob=False)
-                found[base.op, tile, "scale"] = dataclasses.replace(key, dprob=False)
-                found[base.op, tile, "dprob"] = key
-            else:
-                found[base.op, tile, ""] = key
+            for variant, changes in _VARIANTS.get(base.op, {"": {}}).items():
+                found[base.op, tile, variant] = dataclasses.replace(base, tile=tile, **changes)
     return found
+
+
+_WGRADS = {"fp32+=": {}, "bf16=": {"out": DType.BFLOAT16, "accumulate": False}}
+_VARIANTS: dict[Op, dict[str, dict[str, Any]]] = {
+    Op.DACT_DGRAD: {
+        "bare": {"scale": None, "dprob": False}, "scale": {"dprob": False}, "dprob": {},
+    },
+    Op.FC1_WGRAD: _WGRADS,
+    Op.FC2_WGRAD: _WGRADS,
+}  # fmt: skip
 
 
 def part(given: Inputs, key: KernelKey, buffers: dict[str, torch.Tensor]) -> Callable[[], None]:
@@ -207,7 +236,8 @@ def part(given: Inputs, key: KernelKey, buffers: dict[str, torch.Tensor]) -> Cal
         return lambda: run(given.dy, given.w2, grad, pre, offsets, prob=prob, slots=slots)
     left, right = (given.dy, act) if key.op is Op.FC2_WGRAD else (pre, given.x)
     name = key.op.value
-    main = buffer(name, shape.experts, left.shape[1], right.shape[1], dtype=torch.float32)
+    dtype = torch.float32 if key.out is DType.FLOAT32 else torch.bfloat16
+    main = buffer(f"{name} {dtype}", shape.experts, left.shape[1], right.shape[1], dtype=dtype)
     return lambda: run(left.t(), right.t(), main, main if key.accumulate else None, offsets)
 
 

@@ -57,7 +57,7 @@ class Inputs:
     ends: torch.Tensor
     x: torch.Tensor
     dy: torch.Tensor
-    prob: torch.Tensor
+    prob: torch.Tensor | None
     w1: torch.Tensor
     w2: torch.Tensor
 

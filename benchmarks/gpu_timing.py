@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
 import torch
 
 _FLUSH_BYTES = 256 << 20
+_HEAD_START = 4_000_000
+"""Clock cycles; about two milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -34,23 +36,36 @@ class Clock:
         self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.int8, device="cuda")
 
     def device(self, work: Callable[[], object], runs: int = 15, warm: int = 3) -> Time:
-        """Return the time between the events around one call of `work`.
+        """Return the device time of one call of `work`."""
+        return self.compare({"": work}, runs, warm)[""]
 
-        The flush keeps the GPU busy while the host issues `work`, so that host time shows only
-        where it is longer than the work itself and the flush together.
+    def compare(
+        self, works: Mapping[str, Callable[[], object]], runs: int = 15, warm: int = 3
+    ) -> dict[str, Time]:
+        """Return the device time of one call of each of `works`, taken in turns.
+
+        In turns, because the clocks of a loaded GPU drift. The GPU sleeps before every run, so that
+        the host is ahead of it, as in training: host time is measured by `host`.
         """
-        for _ in range(warm):
-            work()
-        pairs = []
+        for work in works.values():
+            for _ in range(warm):
+                work()
+        pairs: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in works}
         for _ in range(runs):
-            self._flush.zero_()
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            work()
-            end.record()
-            pairs.append((begin, end))
-        torch.cuda.synchronize()
-        return _summary([begin.elapsed_time(end) for begin, end in pairs])
+            for name, work in works.items():
+                self._flush.zero_()
+                torch.cuda._sleep(_HEAD_START)
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                begin.record()
+                work()
+                end.record()
+                pairs[name].append((begin, end))
+                # Otherwise the host would run on until the queue is full, and wait inside `work`.
+                end.synchronize()
+        return {
+            name: _summary([begin.elapsed_time(end) for begin, end in found])
+            for name, found in pairs.items()
+        }
 
     def host(self, work: Callable[[], object], runs: int = 30) -> Time:
         """Return the time until one call of `work` returns, with an idle GPU before it."""

@@ -7,14 +7,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
+from te_grouped_mlp.op.gradients import WgradTarget
 from te_grouped_mlp.op.operands import GroupedOperand, Splits, WeightOperand
 
 _ALIGN = 16
 """Bytes to which TMA wants addresses and row strides aligned."""
 
-_offsets: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_DISTANCES_KEPT = 4096
+_KEPT = "_te_grouped_mlp_int32"
+
+_distances: dict[tuple[object, ...], int] = {}
 
 
 def int32_offsets(splits: Splits) -> torch.Tensor:
@@ -26,10 +29,10 @@ def int32_offsets(splits: Splits) -> torch.Tensor:
     source = splits.offsets
     if torch.cuda.is_current_stream_capturing():
         return source.to(torch.int32)
-    version, found = _offsets.get(source, (None, None))
+    version, found = getattr(source, _KEPT, (None, None))
     if found is None or version != source._version:
         found = source.to(torch.int32)
-        _offsets[source] = (source._version, found)
+        setattr(source, _KEPT, (source._version, found))
     return found
 
 
@@ -80,40 +83,99 @@ def experts_of(w: WeightOperand, groups: int) -> torch.Tensor:
     """
     if w.num_groups != groups:
         raise ValueError(f"w has {w.num_groups} experts; the plan has {groups} groups")
-    for index, member in enumerate(w.data):
-        if tuple(member.shape) != w.shape:
-            raise ValueError(f"w[{index}] has shape {tuple(member.shape)}; allowed: {w.shape}")
     require_bf16("w", w.data[0])
-    view = evenly_spaced(w.data)
-    return torch.stack(w.data) if view is None else view
+    view = evenly_spaced(w.data, w.shape)
+    if view is not None:
+        return view
+    require_shapes("w", w.data, w.shape)
+    return torch.stack(w.data)
 
 
-def evenly_spaced(members: Sequence[torch.Tensor]) -> torch.Tensor | None:
+def target_of(
+    target: WgradTarget, groups: int, shape: tuple[int, int]
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    """Return a weight gradient's target as one (G, rows, cols) tensor.
+
+    Returns:
+        The tensor that a kernel writes, and the members to which it must be copied afterwards:
+        none where the tensor is a view of the target.
+
+    Raises:
+        ValueError: The number of members or a shape is wrong.
+    """
+    out = target.out
+    if isinstance(out, torch.Tensor):
+        if tuple(out.shape) != (groups, *shape):
+            raise ValueError(f"target has shape {tuple(out.shape)}; allowed: {(groups, *shape)}")
+        if is_addressable(out):
+            return out, ()
+    members = target.members()
+    if len(members) != groups:
+        raise ValueError(f"target has {len(members)} members; the plan has {groups} groups")
+    view = evenly_spaced(members, shape)
+    if view is not None:
+        return view, ()
+    require_shapes("target", members, shape)
+    return torch.stack(members), members
+
+
+def require_shapes(name: str, members: Sequence[torch.Tensor], shape: tuple[int, int]) -> None:
+    """Raise ValueError unless all members have one shape, dtype and device."""
+    first = members[0]
+    for index, member in enumerate(members):
+        if tuple(member.shape) != shape:
+            raise ValueError(f"{name}[{index}] has shape {tuple(member.shape)}; allowed: {shape}")
+        if member.dtype is not first.dtype or member.device != first.device:
+            raise ValueError(
+                f"{name}[{index}] is {member.dtype} on {member.device}; allowed: {first.dtype} "
+                f"on {first.device}, like {name}[0]"
+            )
+
+
+def evenly_spaced(members: Sequence[torch.Tensor], shape: tuple[int, int]) -> torch.Tensor | None:
     """Return matrices that lie evenly in one storage as one (G, rows, cols) view, else None.
 
-    The members must agree in dtype and strides, follow each other in ascending order at one
-    distance, not overlap, and be addressable by TMA. Descending order (a buffer filled from its
-    end) has no view, since PyTorch knows no negative strides.
+    The members must have `shape`, agree in dtype and strides, follow each other in ascending order
+    at one distance, not overlap, and be addressable by TMA. Descending order (a buffer filled from
+    its end) has no view, since PyTorch knows no negative strides. Every call compares all
+    addresses; the rest is compared once for each list of addresses.
     """
     first = members[0]
-    if first.dim() != 2 or not is_addressable(first):
+    addresses = tuple(member.data_ptr() for member in members)
+    key = (addresses, shape, first.shape, first.stride(), first.dtype)
+    distance = _distances.get(key)
+    if distance is None:
+        if len(_distances) > _DISTANCES_KEPT:
+            _distances.clear()
+        distance = _distances[key] = _distance(members, addresses, shape)
+    if not distance:
         return None
-    base, storage = first.data_ptr(), first.untyped_storage().data_ptr()
-    extent = first.shape[0] * first.stride(0) * first.element_size()
-    distance = members[1].data_ptr() - base if len(members) > 1 else extent
+    size = first.element_size()
+    # A storage that covers the last member covers them all, so nothing else can lie there.
+    last = first.storage_offset() * size + addresses[-1] - addresses[0]
+    if last + shape[0] * first.stride(0) * size > first.untyped_storage().nbytes():
+        return None
+    return first.as_strided((len(members), *shape), (distance // size, *first.stride()))
+
+
+def _distance(
+    members: Sequence[torch.Tensor], addresses: tuple[int, ...], shape: tuple[int, int]
+) -> int:
+    """Return the bytes between evenly spaced members, 0 if they are not."""
+    first = members[0]
+    if tuple(first.shape) != shape or not is_addressable(first):
+        return 0
+    extent = shape[0] * first.stride(0) * first.element_size()
+    distance = addresses[1] - addresses[0] if len(members) > 1 else extent
     if distance < extent or distance % _ALIGN:
-        return None
-    for index, member in enumerate(members):
-        if (
-            member.data_ptr() != base + index * distance
-            or member.untyped_storage().data_ptr() != storage
-            or member.dtype is not first.dtype
-            or member.shape != first.shape
-            or member.stride() != first.stride()
-        ):
-            return None
-    size = (len(members), *first.shape)
-    return first.as_strided(size, (distance // first.element_size(), *first.stride()))
+        return 0
+    if addresses != tuple(range(addresses[0], addresses[0] + distance * len(members), distance)):
+        return 0
+    alike = all(
+        each.dtype is first.dtype and each.shape == first.shape and each.stride() == first.stride()
+        for each in members
+    )
+    return distance if alike else 0
 
 
 def in_pairs(bias: torch.Tensor, width: int | None) -> torch.Tensor:

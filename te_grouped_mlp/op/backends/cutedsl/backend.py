@@ -26,7 +26,7 @@ from te_grouped_mlp.op.backends.base import (
 from te_grouped_mlp.op.backends.cutedsl import arguments, capability, keys
 from te_grouped_mlp.op.backends.cutedsl.compile import target_arch
 from te_grouped_mlp.op.backends.cutedsl.config import Op
-from te_grouped_mlp.op.backends.cutedsl.launch import launcher
+from te_grouped_mlp.op.backends.cutedsl.launch import launcher_of
 from te_grouped_mlp.op.environment import Environment
 from te_grouped_mlp.op.formats import DType
 from te_grouped_mlp.op.gradients import WgradTarget
@@ -35,6 +35,7 @@ from te_grouped_mlp.op.operands import GroupedOperand, Splits, WeightOperand
 from te_grouped_mlp.op.plan import Plan, Reject
 from te_grouped_mlp.op.problem import ActivationSpec, Call, Problem
 
+_DTYPES = {torch.bfloat16: DType.BFLOAT16, torch.float32: DType.FLOAT32}
 _GEMMS = {Kernel.FC2_FORWARD: Op.FC2_FORWARD, Kernel.FC1_DGRAD: Op.FC1_DGRAD}
 _WGRADS = {Kernel.FC1_WGRAD: Op.FC1_WGRAD, Kernel.FC2_WGRAD: Op.FC2_WGRAD}
 
@@ -80,11 +81,11 @@ class CuteDslBackend:
 
         if bias is not None:
             bias = arguments.in_pairs(bias, spec.interleave) if spec.is_gated else bias.float()
-        key = keys.fc1_act(
-            spec, target_arch(), *w.shape,
-            bias=bias is not None, scale=_dtype(prob), pre=pre is not None,
+        launch = launcher_of(
+            plan.problem, a.device.index, keys.fc1_act, target_arch(),
+            bias is not None, _dtype(prob), pre is not None,
         )  # fmt: skip
-        launcher(key, a.device.index)(
+        launch(
             a, b, pre, None, arguments.int32_offsets(x.splits),
             activated=activated, bias=bias, prob=prob,
         )  # fmt: skip
@@ -114,12 +115,12 @@ class CuteDslBackend:
 
         bias = None if epilogue.bias is None else epilogue.bias.float()
         scale = arguments.per_row(epilogue.bias_scale) if bias is not None else None
-        key = keys.gemm(
-            op, plan.problem.activation, target_arch(), n, k,
-            bias=bias is not None, scale=_dtype(scale),
+        launch = launcher_of(
+            plan.problem, left.device.index, keys.gemm, target_arch(),
+            op, bias is not None, _dtype(scale),
         )  # fmt: skip
         target = arguments.addressable(out)
-        launcher(key, left.device.index)(
+        launch(
             left, right, target, None, arguments.int32_offsets(a.splits),
             bias=bias, bias_scale=scale,
         )  # fmt: skip
@@ -152,14 +153,14 @@ class CuteDslBackend:
         made = slots = None
         if epilogue.want_activated:
             made = memory.empty((rows, n), torch.bfloat16, a.device)
-        key = keys.dact_dgrad(
-            spec, target_arch(), n, w.shape[0],
-            scale=_dtype(prob), dprob=epilogue.want_dprob, activated=made is not None,
+        launch = launcher_of(
+            plan.problem, a.device.index, keys.dact_dgrad, target_arch(),
+            _dtype(prob), epilogue.want_dprob, made is not None,
         )  # fmt: skip
         if epilogue.want_dprob:
-            slots = memory.empty((-(-n // key.tile.n), rows), torch.float32, a.device).t()
+            slots = memory.empty((-(-n // launch.key.tile.n), rows), torch.float32, a.device).t()
         if rows:
-            launcher(key, a.device.index)(
+            launch(
                 a, b, grad, arguments.addressable(pre_activation),
                 arguments.int32_offsets(dy.splits), prob=prob, slots=slots, activated=made,
             )  # fmt: skip
@@ -171,35 +172,24 @@ class CuteDslBackend:
         """Write or add ``dy_g^T x_g`` for every expert."""
         if kernel not in _WGRADS:
             raise ValueError(f"kernel is {kernel.value}; allowed: fc1_wgrad, fc2_wgrad")
-        op, members = _WGRADS[kernel], target.members()
-        if len(members) != plan.layout.num_groups:
-            raise ValueError(
-                f"target has {len(members)} members; the plan has {plan.layout.num_groups} groups"
-            )
-        for member in members:
-            _require_shape("target", tuple(member.shape), (dy.shape[1], x.shape[1]))
+        op, shape = _WGRADS[kernel], (dy.shape[1], x.shape[1])
+        d, members = arguments.target_of(target, plan.layout.num_groups, shape)
         left, right = arguments.rows_of(dy, "dy"), arguments.rows_of(x, "x")
-        out = _dtype(members[0])
+        out = _dtype(d)
         assert out is not None
-        if not plan.layout.buffer_rows:
-            if not target.accumulate:
-                for member in members:
-                    member.zero_()
-            return
-
-        key = keys.wgrad(
-            op, plan.problem.activation, target_arch(), x.shape[1],
-            out=out, accumulate=target.accumulate,
-        )  # fmt: skip
-        view = arguments.evenly_spaced(members)
-        d = torch.stack(members) if view is None else view
-        launcher(key, left.device.index)(
-            left.t(), right.t(), d, d if target.accumulate else None,
-            arguments.int32_offsets(dy.splits),
-        )  # fmt: skip
-        if view is None:
-            for member, result in zip(members, d.unbind(0), strict=True):
-                member.copy_(result)
+        if plan.layout.buffer_rows:
+            launch = launcher_of(
+                plan.problem, left.device.index, keys.wgrad, target_arch(),
+                op, out, target.accumulate,
+            )  # fmt: skip
+            launch(
+                left.t(), right.t(), d, d if target.accumulate else None,
+                arguments.int32_offsets(dy.splits),
+            )  # fmt: skip
+        elif not target.accumulate:
+            d.zero_()
+        for member, result in zip(members, d.unbind(0) if members else (), strict=True):
+            member.copy_(result)
 
 
 def _finished(
@@ -234,9 +224,9 @@ def _operand(plan: Plan, splits: Splits, values: torch.Tensor) -> GroupedOperand
 def _dtype(tensor: torch.Tensor | None) -> DType | None:
     if tensor is None:
         return None
-    found = DType.of(tensor.dtype)
-    if found not in (DType.BFLOAT16, DType.FLOAT32):
-        raise ValueError(f"dtype is {found.value}; allowed: bfloat16, float32")
+    found = _DTYPES.get(tensor.dtype)
+    if found is None:
+        raise ValueError(f"dtype is {tensor.dtype}; allowed: torch.bfloat16, torch.float32")
     return found
 
 

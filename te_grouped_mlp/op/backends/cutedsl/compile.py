@@ -9,6 +9,7 @@ object file. Nothing here holds a token count.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -17,7 +18,7 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +91,18 @@ def target_arch() -> int:
 
 def target() -> str:
     """Return the architecture that this process compiles for, such as sm_90a; fixes it."""
-    from cutlass.cutlass_dsl import CuTeDSL
+    with deprecations_ignored():
+        from cutlass.cutlass_dsl import CuTeDSL
 
     return str(CuTeDSL._get_dsl().envar.arch)
+
+
+@contextlib.contextmanager
+def deprecations_ignored() -> Iterator[None]:
+    """Keep the deprecation warnings that the kernel packages cause in each other from our user."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
 
 
 def cache_folder() -> Path:
@@ -123,8 +133,8 @@ def _path(key: KernelKey) -> Path:
 
 @functools.cache
 def _builder() -> Callable[[KernelKey], Any]:
-    from te_grouped_mlp.op.backends.cutedsl.kernels.build import build
-
+    with deprecations_ignored():
+        from te_grouped_mlp.op.backends.cutedsl.kernels.build import build
     return build
 
 
@@ -132,7 +142,8 @@ def _from_disk(key: KernelKey) -> Callable[..., None] | None:
     path = _path(key)
     if not path.exists():
         return None
-    import cutlass.cute as cute
+    with deprecations_ignored():
+        import cutlass.cute as cute
 
     try:
         module = cute.runtime.load_module(str(path), enable_tvm_ffi=True)
@@ -145,7 +156,9 @@ def _from_disk(key: KernelKey) -> Callable[..., None] | None:
 
 def _compile(key: KernelKey) -> Callable[..., None]:
     try:
-        compiled = _builder()(key)
+        builder = _builder()
+        with deprecations_ignored():
+            compiled = builder(key)
     except ImportError:
         raise
     except Exception as error:
@@ -169,4 +182,4 @@ def _export(compiled: Any, path: Path) -> None:
 
 def _work(keys: Sequence[KernelKey]) -> None:
     for key in keys:
-        _export(_builder()(key), _path(key))
+        _compile(key)

@@ -50,54 +50,41 @@ class KernelKey:
     accumulate: bool = False
 
 
-def fc1_act(
-    spec: ActivationSpec, arch: int, n: int, k: int, *, bias: bool, scale: DType | None, pre: bool
-) -> KernelKey:
-    """Return the key of FC1's product of n output and k input features."""
-    tile = choose(Op.FC1_ACT, arch, n=n, k=k)
-    return KernelKey(
-        Op.FC1_ACT, arch, tile, _reduced(spec), bias=bias, scale=scale, pre_activation=pre
-    )
+def fc1_act(problem: Problem, arch: int, bias: bool, scale: DType | None, pre: bool) -> KernelKey:
+    """Return the key of FC1's product; `pre`: the pre-activation is stored."""
+    n, k = problem.fc1.out_features, problem.fc1.in_features
+    tile = choose(Op.FC1_ACT, arch, n=n, k=k, bias=bias)
+    spec = _reduced(problem.activation)
+    return KernelKey(Op.FC1_ACT, arch, tile, spec, bias=bias, scale=scale, pre_activation=pre)
 
 
 def gemm(
-    op: Op,
-    spec: ActivationSpec,
-    arch: int,
-    n: int,
-    k: int,
-    *,
-    bias: bool = False,
-    scale: DType | None = None,
+    problem: Problem, arch: int, op: Op, bias: bool = False, scale: DType | None = None
 ) -> KernelKey:
-    """Return the key of FC2_FORWARD or FC1_DGRAD with n output features, contracted over k."""
-    order = _order(spec) if op is Op.FC1_DGRAD else None
-    return KernelKey(op, arch, choose(op, arch, n=n, k=k), order, bias=bias, scale=scale)
+    """Return the key of FC2_FORWARD or FC1_DGRAD."""
+    if op is Op.FC2_FORWARD:
+        n, k, order = problem.fc2.out_features, problem.fc2.in_features, None
+    else:
+        n, k = problem.fc1.in_features, problem.fc1.out_features
+        order = _order(problem.activation)
+    tile = choose(op, arch, n=n, k=k, bias=bias)
+    return KernelKey(op, arch, tile, order, bias=bias, scale=scale)
 
 
 def dact_dgrad(
-    spec: ActivationSpec,
-    arch: int,
-    n: int,
-    k: int,
-    *,
-    scale: DType | None,
-    dprob: bool,
-    activated: bool,
+    problem: Problem, arch: int, scale: DType | None, dprob: bool, activated: bool
 ) -> KernelKey:
-    """Return the key of FC2's data gradient: n FC2 input features, k output features."""
-    tile = choose(Op.DACT_DGRAD, arch, n=n, k=k)
-    return KernelKey(
-        Op.DACT_DGRAD, arch, tile, _reduced(spec), scale=scale, dprob=dprob, activated=activated
-    )
+    """Return the key of FC2's data gradient; `activated`: FC2's input is made anew."""
+    n, k = problem.fc2.in_features, problem.fc2.out_features
+    tile, spec = choose(Op.DACT_DGRAD, arch, n=n, k=k), _reduced(problem.activation)
+    return KernelKey(Op.DACT_DGRAD, arch, tile, spec, scale=scale, dprob=dprob, activated=activated)
 
 
-def wgrad(
-    op: Op, spec: ActivationSpec, arch: int, n: int, *, out: DType, accumulate: bool
-) -> KernelKey:
-    """Return the key of a weight gradient with n columns."""
-    order = _order(spec) if op is Op.FC1_WGRAD else None
-    tile = choose(op, arch, n=n, k=0)
+def wgrad(problem: Problem, arch: int, op: Op, out: DType, accumulate: bool) -> KernelKey:
+    """Return the key of a weight gradient."""
+    linear = problem.fc1 if op is Op.FC1_WGRAD else problem.fc2
+    order = _order(problem.activation) if op is Op.FC1_WGRAD else None
+    tile = choose(op, arch, n=linear.in_features, k=0)
     return KernelKey(op, arch, tile, order, out=out, accumulate=accumulate)
 
 
@@ -118,21 +105,17 @@ def of_problem(
         grad: Type of the weight gradients.
         accumulate: Whether weight gradients are added to.
     """
-    spec, wide, narrow = problem.activation, problem.fc1.out_features, problem.fc2.in_features
-    inner, outer = problem.fc1.in_features, problem.fc2.out_features
-    bias2 = problem.fc2.has_bias
-    scale = prob if bias2 and problem.fc2.scale_bias else None
+    fc1, fc2 = problem.fc1, problem.fc2
+    scale = prob if fc2.has_bias and fc2.scale_bias else None
+    anew = problem.activation.recomputes_input
     return (
-        fc1_act(spec, arch, wide, inner, bias=problem.fc1.has_bias, scale=prob, pre=True),
-        gemm(Op.FC2_FORWARD, spec, arch, outer, narrow, bias=bias2, scale=scale),
-        dact_dgrad(
-            spec, arch, narrow, outer,
-            scale=prob, dprob=prob is not None, activated=spec.recomputes_input,
-        ),
-        wgrad(Op.FC2_WGRAD, spec, arch, narrow, out=grad, accumulate=accumulate),
-        gemm(Op.FC1_DGRAD, spec, arch, inner, wide),
-        wgrad(Op.FC1_WGRAD, spec, arch, inner, out=grad, accumulate=accumulate),
-    )  # fmt: skip
+        fc1_act(problem, arch, fc1.has_bias, prob, True),
+        gemm(problem, arch, Op.FC2_FORWARD, fc2.has_bias, scale),
+        dact_dgrad(problem, arch, prob, prob is not None, anew),
+        wgrad(problem, arch, Op.FC2_WGRAD, grad, accumulate),
+        gemm(problem, arch, Op.FC1_DGRAD),
+        wgrad(problem, arch, Op.FC1_WGRAD, grad, accumulate),
+    )
 
 
 def _reduced(spec: ActivationSpec) -> ActivationSpec:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -12,14 +13,25 @@ import torch
 from te_grouped_mlp.op.backends.cutedsl import compile as kernels
 from te_grouped_mlp.op.backends.cutedsl.config import Op
 from te_grouped_mlp.op.backends.cutedsl.keys import KernelKey
+from te_grouped_mlp.op.problem import Problem
+
+_LAUNCHERS_KEPT = 1024
+
+_by_problem: dict[tuple[Hashable, ...], tuple[Problem, Launcher]] = {}
 
 
 class Launcher:
-    """Launches one kernel on one device, on torch's current stream; never synchronises."""
+    """Launches one kernel on one device, on torch's current stream; never synchronises.
+
+    Attributes:
+        key: Of the kernel.
+    """
 
     def __init__(self, key: KernelKey, device: int) -> None:
-        from te_grouped_mlp.op.backends.cutedsl.kernels import quack_base
+        with kernels.deprecations_ignored():
+            from te_grouped_mlp.op.backends.cutedsl.kernels import quack_base
 
+        self.key = key
         self._function = kernels.kernel(key)
         clusters = _active_clusters(key.tile.cluster_m * key.tile.cluster_n, device)
         self._scheduler = quack_base.scheduler_arguments(clusters)
@@ -53,6 +65,23 @@ class Launcher:
 def launcher(key: KernelKey, device: int) -> Launcher:
     """Return the launcher of a kernel; made once per device."""
     return Launcher(key, device)
+
+
+def launcher_of(
+    problem: Problem, device: int, make: Callable[..., KernelKey], *what: Hashable
+) -> Launcher:
+    """Return ``launcher(make(problem, *what), device)``, looked up by the problem's identity.
+
+    Keys are large; making and hashing one for every launch would cost more than the launch.
+    """
+    short = (id(problem), device, make, *what)
+    found = _by_problem.get(short)
+    if found is None:
+        if len(_by_problem) > _LAUNCHERS_KEPT:
+            _by_problem.clear()
+        # The problem is kept, so that nothing else can get its identity.
+        found = _by_problem[short] = (problem, launcher(make(problem, *what), device))
+    return found[1]
 
 
 @functools.cache

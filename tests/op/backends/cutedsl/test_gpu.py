@@ -36,6 +36,8 @@ BIASES = {
     "scaled2": {"fc1_bias": True, "fc2_bias": True, "scale_bias": True},
 }
 BOUNDS = {"y": 4e-3, "dx": 5e-3, "dprob": 2e-3, "dw1": 4e-3, "dw2": 3e-3, "db1": 4e-3}
+# The backward makes FC2's input from the pre-activation in bf16, so that a last bit counts twice.
+RECOMPUTED = {**BOUNDS, "dw2": 8e-3}
 LIVE = ("y", "dx", "dprob")
 OUTPUTS = ("y", "dx", "dprob", "dw1", "dw2", "db1")
 SPECS = {
@@ -68,6 +70,7 @@ def _compiled():
 
 def assert_close(case, got, want):
     """Relative error of every expert by itself, so that no expert hides behind another."""
+    bounds = RECOMPUTED if case.activation.recomputes_input else BOUNDS
     for name in OUTPUTS:
         if got[name] is None:
             continue
@@ -81,7 +84,7 @@ def assert_close(case, got, want):
                 continue
             scale = other.norm()
             error = (one - other).norm() / scale if scale else (one - other).norm()
-            assert error <= BOUNDS[name], f"{name}[{index}]: {error}"
+            assert error <= bounds[name], f"{name}[{index}]: {error}"
 
 
 @pytest.mark.parametrize("bias", BIASES)
