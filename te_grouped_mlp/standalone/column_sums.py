@@ -28,7 +28,8 @@ def column_sums(src: torch.Tensor, splits: torch.Tensor) -> torch.Tensor:
         _C.column_sums(
             src.data_ptr(),
             source_code(src.dtype),
-            *src.shape,
+            src.shape[0],
+            src.shape[1],
             src.stride(0),
             splits.data_ptr(),
             splits.numel(),
@@ -48,7 +49,8 @@ def weighted_column_sums(
         _C.weighted_column_sums(
             src.data_ptr(),
             source_code(src.dtype),
-            *src.shape,
+            src.shape[0],
+            src.shape[1],
             src.stride(0),
             weights.data_ptr(),
             splits.data_ptr(),
@@ -67,7 +69,8 @@ def row_dots(src: torch.Tensor, table: torch.Tensor, splits: torch.Tensor) -> to
         _C.row_dots(
             src.data_ptr(),
             source_code(src.dtype),
-            *src.shape,
+            src.shape[0],
+            src.shape[1],
             src.stride(0),
             table.data_ptr(),
             splits.data_ptr(),

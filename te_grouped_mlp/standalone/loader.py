@@ -162,6 +162,7 @@ class _StandInLoader(importlib.abc.Loader):
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         del spec
+        return None  # Python's own module object will do
 
     def exec_module(self, module: ModuleType) -> None:
         from te_grouped_mlp.standalone import triton_stand_in
