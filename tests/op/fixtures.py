@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import hashlib
 import math
@@ -194,8 +195,8 @@ def digest(tensor: torch.Tensor | None) -> str:
     """Hash the bytes of a tensor."""
     if tensor is None:
         return ""
-    raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-    return hashlib.sha256(bytes(raw.tolist())).hexdigest()
+    host = tensor.detach().cpu().contiguous()
+    return hashlib.sha256(ctypes.string_at(host.data_ptr(), host.nbytes)).hexdigest()
 
 
 def hashes(found: Found) -> dict[str, str]:
@@ -214,12 +215,25 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def assert_repeats(case: StepCase, runs: int = 3) -> None:
+def assert_repeats(case: StepCase, runs: int = 2) -> None:
     """Run a step repeatedly under several thread counts; one hash for each output."""
     seen = []
     for count in (1, 2, 3):
         with threads(count):
             seen += [hashes(step.run_step(case)) for _ in range(runs)]
+    assert all(each == seen[0] for each in seen), "outputs vary from run to run"
+
+
+def assert_repeats_on_device(case: StepCase, runs: int = 12) -> None:
+    """Run a step on a GPU while a second stream keeps some of its processors busy."""
+    other, noise = torch.cuda.Stream(), torch.randn(512, 512, device="cuda")
+    seen = []
+    for run in range(runs):
+        with torch.cuda.stream(other):
+            for _ in range(run):
+                noise = torch.tanh(noise @ noise)
+        seen.append(hashes(step.run_step(case)))
+        torch.cuda.synchronize()
     assert all(each == seen[0] for each in seen), "outputs vary from run to run"
 
 
@@ -247,20 +261,60 @@ def assert_order_invisible(case: StepCase, sequence: list[Replayed]) -> None:
     static, buffers = step.make_model(case), step.make_inputs(case)
     shift = 0.0
     for item in sequence:
-        current = case.but(seed=item.seed, splits=item.splits, buffer_rows=case.rows)
-        drawn = step.make_inputs(current)
+        current, drawn = _arrange(case, item, static, buffers)
         shift += item.shift
-        with torch.no_grad():
-            for name in ("x", "dy", "prob", "split_sizes"):
-                getattr(buffers, name).copy_(getattr(drawn, name))
-            for parameter in static.parameters():
-                parameter += item.shift
         found = _one_step(current, static, buffers)
-        fresh = step.make_model(case)
-        with torch.no_grad():
-            for parameter in fresh.parameters():
-                parameter += shift
-        step.assert_same(found, _one_step(current, fresh, drawn))
+        step.assert_same(found, _one_step(current, _shifted(case, shift), drawn))
+
+
+def assert_replay_equals_eager(case: StepCase, sequence: list[Replayed]) -> None:
+    """Capture a step on a GPU after warming up, run eagerly before the first replay and after each
+    replay, and compare all of them. The gradients live in the capture's own memory."""
+    static, buffers = step.make_model(case), step.make_inputs(case)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            _one_step(case, static, buffers)
+    side.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = _one_step(case, static, buffers)
+    shift = 0.0
+    for item in sequence:
+        current, drawn = _arrange(case, item, static, buffers)
+        shift += item.shift
+        expected = _one_step(current, _shifted(case, shift), drawn)
+        graph.replay()
+        torch.cuda.synchronize()
+        step.assert_same(step.live(current, captured), step.live(current, expected))
+        step.assert_same(_one_step(current, _shifted(case, shift), drawn), expected)
+
+
+def _arrange(
+    case: StepCase, item: Replayed, model: Any, buffers: step.Inputs
+) -> tuple[StepCase, step.Inputs]:
+    """Put a step's data and splits into the static buffers, and change the weights in place."""
+    current = case.but(seed=item.seed, splits=item.splits, buffer_rows=case.rows)
+    drawn = step.make_inputs(current)
+    with torch.no_grad():
+        for name in ("x", "dy", "prob", "split_sizes"):
+            getattr(buffers, name).copy_(getattr(drawn, name))
+    _shift(model, item.shift)
+    return current, drawn
+
+
+def _shifted(case: StepCase, amount: float) -> Any:
+    model = step.make_model(case)
+    _shift(model, amount)
+    return model
+
+
+def _shift(model: Any, amount: float) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # A grouped parameter is a wrapper; its storage is what the op reads.
+            storage = getattr(parameter, "rowwise_data", None)
+            (parameter if storage is None else storage).add_(amount)
 
 
 def _one_step(case: StepCase, model: Any, inputs: Any) -> Found:
@@ -277,8 +331,38 @@ def assert_unfused(case: StepCase, reason: Reason, **switches: str) -> Reject:
     """Run a step that must not be fused, and return the refusal that says why."""
     with step.switches(**switches):
         step.run_step(case, fused=None)
-    decision = te_grouped_mlp.explain()[-1]
-    assert decision.path == "unfused", decision
-    found = [reject for _, reject in decision.refusals if reject.reason is reason]
-    assert found, f"{reason} is not among {decision}"
-    return found[0]
+    fit = [decision for decision in te_grouped_mlp.explain() if _is_of(decision.problem, case)]
+    found = [
+        reject
+        for decision in fit
+        if decision.path == "unfused"
+        for _, reject in decision.refusals
+        if reject.reason is reason
+    ]
+    assert found, f"{reason} is not among {[str(decision) for decision in fit]}"
+    return found[-1]
+
+
+def _is_of(problem: Any, case: StepCase) -> bool:
+    return (
+        problem.num_groups == len(case.splits)
+        and problem.fc1.in_features == case.hidden
+        and problem.fc2.in_features == case.ffn
+        and problem.activation.kind.value == _CLASSES[case.activation]
+        and problem.activation.interleave == (case.interleave if case.gated else None)
+    )
+
+
+# The rows that the kernels of a frontend can be told to touch ------------------------------------
+
+_OFFSETS = frozenset({environment.RUNTIME_OFFSETS})
+FRONTENDS: dict[str, Any] = {
+    "none": environment.Absent("not installed"),
+    "old": {name: frozenset() for name in environment.WRAPPERS},
+    "new": {name: _OFFSETS if name in ("glu", "dglu", "quant") else frozenset() for name in
+            environment.WRAPPERS},
+    "all": dict.fromkeys(environment.WRAPPERS, _OFFSETS),
+    "glu only": {"glu": _OFFSETS},
+    "all but dglu": {name: _OFFSETS for name in environment.WRAPPERS if name != "dglu"},
+}  # fmt: skip
+"""Wrapper signatures by which a plan decides about row extents."""

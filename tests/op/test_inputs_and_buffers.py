@@ -17,6 +17,14 @@ from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.saved import STASH_MARK
 from tests.op import fixtures
 from tests.support import step
+from tests.support.prequantized import (
+    SENTINEL,
+    buffers,
+    packed_carrier,
+    prequantize,
+    run_plain,
+    run_prequantized,
+)
 from tests.support.step import StepCase
 
 pytestmark = pytest.mark.usefixtures("fused_switch", "hostile_memory")
@@ -25,16 +33,9 @@ SMALL = StepCase(splits=(128, 0, 256), buffer_rows=512, hidden=128, ffn=128, fil
 SINGLE = StepCase(splits=(256,), hidden=128, ffn=128)
 PADDED = SINGLE.but(buffer_rows=512, fill=3.0)
 BASES = pytest.mark.parametrize("base", [SINGLE, PADDED, SMALL], ids=["1g", "1g-pad", "3g-pad"])
-SENTINEL = -17.0
 
 
 # The caller's buffers ---------------------------------------------------------------------------
-
-
-def buffers(case: StepCase) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return an output and a grad-input buffer that hold a recognisable value."""
-    shape = (case.rows, case.hidden)
-    return tuple(torch.full(shape, SENTINEL, dtype=case.dtype) for _ in range(2))
 
 
 @pytest.mark.parametrize("activation", ["swiglu", "srelu"])
@@ -134,77 +135,6 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
 # Quantized inputs -------------------------------------------------------------------------------
 
 
-def prequantize(tensor: torch.Tensor, case: StepCase, *, ready: bool) -> Any:
-    """Return a GroupedTensor: row-wise with compact scales, or both copies ready for the GEMMs."""
-    import transformer_engine_torch as tex
-    from transformer_engine.pytorch.tensor.mxfp8_tensor import MXFP8Quantizer
-
-    quantizer = MXFP8Quantizer(tex.DType.kFloat8E4M3, rowwise=True, columnwise=ready)
-    quantizer.optimize_for_gemm = ready
-    return tex.group_quantize(
-        tensor=tensor.detach(),
-        quantizer=quantizer,
-        num_tensors=len(case.splits),
-        first_dims=torch.tensor(case.splits),
-    )
-
-
-def quantized_values(tensor: torch.Tensor, case: StepCase) -> torch.Tensor:
-    """Return what the row-wise copy is worth; rows past the live ones as they were."""
-    from tests.standalone import naive
-
-    out = tensor.detach().clone()
-    out[: case.live] = naive.values_of(out[: case.live], column=False).to(out.dtype)
-    return out
-
-
-def parts(grouped: Any) -> dict[str, torch.Tensor]:
-    names = ("rowwise_data", "columnwise_data", "scale_inv", "columnwise_scale_inv")
-    found = {name: getattr(grouped, name) for name in names}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def run_prequantized(
-    case: StepCase, *, x: bool | None, dy: bool | None, steps: int = 1
-) -> fixtures.Found:
-    """Run steps in which x or dy arrive quantized (None: plain, else whether GEMM-ready).
-
-    Checks that the caller's tensors are the same afterwards; returns the last step's result.
-    """
-    model, inputs = step.make_model(case), step.make_inputs(case)
-    plain_x, dx = inputs.x, buffers(case)[1]
-    given_dy = inputs.dy if dy is None else prequantize(inputs.dy, case, ready=dy)
-    if x is not None:
-        inputs.x = prequantize(plain_x, case, ready=x)
-    owned = [
-        (tensor, {name: value.clone() for name, value in parts(tensor).items()})
-        for tensor, arrived in ((inputs.x, x), (given_dy, dy))
-        if arrived is not None
-    ]
-    for _ in range(steps):
-        for tensor in (*model.parameters(), inputs.prob, plain_x):
-            tensor.grad = None
-        y = step.run_model(model, case, inputs, dy=given_dy, op_kwargs={0: {"grad_input": dx}})
-    assert type(step.fused_op(model)).__name__.startswith("GroupedMLP_CuTeGEMM")
-    for tensor, before in owned:
-        assert parts(tensor).keys() == before.keys()
-        for name, value in parts(tensor).items():
-            assert step.same_bits(value, before[name]), f"the caller's {name} was changed"
-    inputs.x = plain_x
-    return {**step.collect(case, model, inputs, y), "dx": dx}
-
-
-def run_plain(case: StepCase, *, x: bool, dy: bool) -> fixtures.Found:
-    """Run a step on plain tensors that hold the row-wise quantized values of x or dy."""
-    model, inputs = step.make_model(case), step.make_inputs(case)
-    if x:
-        inputs.x = quantized_values(inputs.x, case).requires_grad_()
-    if dy:
-        inputs.dy = quantized_values(inputs.dy, case)
-    with environment.override(treat_rows_as_full=False if case.rows > case.live else None):
-        return step.collect(case, model, inputs, step.run_model(model, case, inputs))
-
-
 ARRIVALS = pytest.mark.parametrize("arrives", ["x", "dy", "both"])
 
 
@@ -282,17 +212,6 @@ def test_old_decision_misreads_quantized_tensors(arrives: str) -> None:
     wrong = "dW1" if arrives == "x" else "dW2"
     assert not step.same_bits(found[wrong], expected[wrong])
     assert expected[wrong].isfinite().all()
-
-
-def packed_carrier(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a bf16-typed tensor of the same shape whose storage holds E4M3 bytes and scales."""
-    from tests.standalone import naive
-
-    codes, scale = naive.quantize(tensor.detach(), column=False)
-    raw = torch.zeros(tensor.numel() * 2, dtype=torch.uint8)
-    raw[: codes.numel()] = codes.reshape(-1)
-    raw[codes.numel() : codes.numel() + scale.numel()] = scale.reshape(-1)
-    return raw.view(torch.bfloat16).view(tensor.shape)
 
 
 @pytest.mark.parametrize(

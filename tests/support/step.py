@@ -40,6 +40,7 @@ class StepCase:
         params: Changes to the activation's `DEFAULTS`, as (name, value) pairs.
         weight: "discrete", "grouped" (one parameter) or "quantized" (MXFP8 parameters).
         bias_weight: "discrete" or "grouped" biases; None to follow `weight`.
+        fine_prob: Use probabilities that bf16 cannot hold.
         device: Where the parameters are made; None for TE's choice.
         grad: "grad", "main_grad", "fused" (main_grad with Megatron's flags) or "overwrite".
         frozen: Of "fc1", "fc2", "prob", "x": what needs no gradient.
@@ -61,6 +62,7 @@ class StepCase:
     frozen: frozenset[str] = frozenset()
     dtype: torch.dtype = torch.bfloat16
     prob_dtype: torch.dtype = torch.float32
+    fine_prob: bool = False
     split_dtype: torch.dtype = torch.int64
     delay: bool = False
     recompute: bool = False
@@ -115,14 +117,17 @@ def make_inputs(case: StepCase) -> Inputs:
     dy = rows(case.hidden, case.dtype)
     prob = torch.full((case.rows,), case.fill)
     # Values that bf16 holds exactly, so that implementations that round them agree.
-    prob[: case.live] = (torch.rand(case.live, generator=generator) + 0.25).bfloat16().float()
+    drawn = torch.rand(case.live, generator=generator) + 0.25
+    prob[: case.live] = drawn if case.fine_prob else drawn.bfloat16().float()
     if case.unit_scale:
         prob[: case.live] = 1.0
+    if case.device not in (None, "meta"):
+        x, dy, prob = (tensor.to(case.device) for tensor in (x, dy, prob))
     return Inputs(
         x=x.requires_grad_("x" not in case.frozen),
         dy=dy,
         prob=prob.to(case.prob_dtype).requires_grad_("prob" not in case.frozen),
-        split_sizes=torch.tensor(case.splits, dtype=case.split_dtype),
+        split_sizes=torch.tensor(case.splits, dtype=case.split_dtype, device=x.device),
     )
 
 
