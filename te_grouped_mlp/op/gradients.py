@@ -37,9 +37,13 @@ def main_grad_of(parameter: torch.Tensor, name: str) -> torch.Tensor:
     Raises:
         RuntimeError: There is none.
     """
-    if hasattr(parameter, "__fsdp_param__"):
-        parameter.main_grad = parameter.get_main_grad()  # type: ignore[attr-defined]
-    main_grad = getattr(parameter, "main_grad", None)
+    # The instance's own attributes first: looking for an absent one on a tensor is slow.
+    own = parameter.__dict__
+    main_grad = None if "__fsdp_param__" in own else own.get("main_grad")
+    if main_grad is None:
+        if hasattr(parameter, "__fsdp_param__"):
+            parameter.main_grad = parameter.get_main_grad()  # type: ignore[attr-defined]
+        main_grad = getattr(parameter, "main_grad", None)
     if main_grad is None:
         raise RuntimeError(
             f"{name}.main_grad is missing; accumulate_into_main_grad=True needs a tensor of shape "
@@ -72,9 +76,10 @@ def main_grad_target(
         return WgradTarget(grad.view(num_groups, *shape), accumulate)
     grads = []
     for index, parameter in enumerate(parameters):
-        name = f"{label} weight{index}"
-        grad = main_grad_of(parameter, name)
-        if grad.shape != shape:
+        grad = parameter.__dict__.get("main_grad")
+        if grad is None or grad.shape != shape or "__fsdp_param__" in parameter.__dict__:
+            name = f"{label} weight{index}"
+            grad = main_grad_of(parameter, name)
             checks.gradient_shape(f"{name}.main_grad", grad, shape)
         grads.append(grad)
     return WgradTarget(tuple(grads), accumulate)

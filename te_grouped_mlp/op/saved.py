@@ -65,7 +65,7 @@ def flatten(state: SavedState) -> tuple[Any, list[torch.Tensor]]:
     for tensor, is_scale in _row_prefix_tensors(state):
         setattr(tensor, STASH_MARK, is_scale)
     tensors: list[torch.Tensor] = []
-    return _take_out(state, tensors), tensors
+    return _take_out(state, tensors, {}), tensors
 
 
 def restore(skeleton: Any, tensors: Sequence[torch.Tensor]) -> SavedState:
@@ -75,7 +75,7 @@ def restore(skeleton: Any, tensors: Sequence[torch.Tensor]) -> SavedState:
         skeleton: The first result of `flatten`.
         tensors: The second, or what autograd's hooks made of it.
     """
-    state = _put_back(skeleton, tensors)
+    state = _put_back(skeleton, tensors, {})
     assert isinstance(state, SavedState)
     return state
 
@@ -89,7 +89,11 @@ def activations(state: SavedState) -> list[torch.Tensor]:
     return [tensor for tensor in found if tensor is not state.prob]
 
 
-_HOLDERS = (SavedState, Splits, GroupedOperand, QuantizedCopy, WeightOperand)
+_FIELDS = {
+    holder: tuple(field.name for field in dataclasses.fields(holder))
+    for holder in (SavedState, Splits, GroupedOperand, QuantizedCopy, WeightOperand)
+}
+"""Records that hold tensors, and the names of their fields in the constructor's order."""
 
 
 def _row_prefix_tensors(state: SavedState) -> list[tuple[torch.Tensor, bool]]:
@@ -105,7 +109,8 @@ def _row_prefix_tensors(state: SavedState) -> list[tuple[torch.Tensor, bool]]:
     return found
 
 
-def _take_out(value: Any, tensors: list[torch.Tensor]) -> Any:
+def _take_out(value: Any, tensors: list[torch.Tensor], known: dict[int, Any]) -> Any:
+    """Replace tensors by slots; a record that occurs twice, as the splits do, is taken out once."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return _Slot(len(tensors) - 1)
@@ -114,27 +119,27 @@ def _take_out(value: Any, tensors: list[torch.Tensor]) -> Any:
         tensors.extend(value)
         return _Slot(len(tensors) - len(value), len(tensors))
     if isinstance(value, dict):
-        return {key: _take_out(item, tensors) for key, item in value.items()}
-    if isinstance(value, _HOLDERS):
-        fields = {
-            field.name: _take_out(getattr(value, field.name), tensors)
-            for field in dataclasses.fields(value)
-        }
-        return type(value)(**fields)
-    return value
+        return {key: _take_out(item, tensors, known) for key, item in value.items()}
+    fields = _FIELDS.get(type(value))
+    if fields is None:
+        return value
+    if id(value) not in known:
+        parts = [_take_out(getattr(value, name), tensors, known) for name in fields]
+        known[id(value)] = type(value)(*parts)
+    return known[id(value)]
 
 
-def _put_back(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
+def _put_back(value: Any, tensors: Sequence[torch.Tensor], known: dict[int, Any]) -> Any:
     if isinstance(value, _Slot):
         return (
             tensors[value.start] if value.stop is None else tuple(tensors[value.start : value.stop])
         )
     if isinstance(value, dict):
-        return {key: _put_back(item, tensors) for key, item in value.items()}
-    if isinstance(value, _HOLDERS):
-        fields = {
-            field.name: _put_back(getattr(value, field.name), tensors)
-            for field in dataclasses.fields(value)
-        }
-        return type(value)(**fields)
-    return value
+        return {key: _put_back(item, tensors, known) for key, item in value.items()}
+    fields = _FIELDS.get(type(value))
+    if fields is None:
+        return value
+    if id(value) not in known:
+        parts = [_put_back(getattr(value, name), tensors, known) for name in fields]
+        known[id(value)] = type(value)(*parts)
+    return known[id(value)]

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -78,7 +79,18 @@ def parameters(op: Any) -> list[torch.Tensor]:
     """Return the weight parameters of a GroupedLinear: one grouped weight, or one per expert."""
     if op.single_grouped_weight:
         return [op.weight]
-    return [getattr(op, f"weight{index}") for index in range(op.num_groups)]
+    names, registered = _weight_names(op.num_groups), op._parameters
+    try:
+        # Not getattr: a module looks in three places, for hundreds of weights at every call.
+        return [registered[name] for name in names]
+    except KeyError:
+        # Parametrizations and FSDP put something else than a parameter there.
+        return [getattr(op, name) for name in names]
+
+
+@functools.cache
+def _weight_names(num_groups: int) -> tuple[str, ...]:
+    return tuple(f"weight{index}" for index in range(num_groups))
 
 
 def is_quantized(weight: torch.Tensor) -> bool:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,10 +23,27 @@ from te_grouped_mlp.op.problem import LinearSpec
 from te_grouped_mlp.op.te_adapter import parameters
 
 
+@dataclass(frozen=True)
+class Members:
+    """The weights of all experts of one linear, as the operands of its passes take them.
+
+    The parts lie in parallel tuples, because a step handles hundreds of them on the host.
+
+    Attributes:
+        row, column: Data and scales of the copies, one each per expert; None for a copy that was
+            not asked for. UNQUANTIZED has the values as both, and no scales.
+        swizzled: Whether the scales are in tile order.
+    """
+
+    row: tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]] | None
+    column: tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]] | None
+    swizzled: bool = False
+
+
 def forward_members(
     op: Any, spec: LinearSpec, fmt: Format, dtype: torch.dtype, *, column: bool
-) -> list[Any]:
-    """Return one quantized (or plain) weight per expert for the forward.
+) -> Members:
+    """Return the quantized (or plain) weights for the forward.
 
     Args:
         op: The GroupedLinear.
@@ -35,11 +53,13 @@ def forward_members(
         column: Also make the column copy, which the backward reads.
 
     Returns:
-        TE storages with compact scales, or tensors for UNQUANTIZED. Quantized parameters are
-        returned themselves.
+        New copies with compact scales; of quantized parameters their own data.
+
+    Raises:
+        RuntimeError: A quantized parameter lacks a copy that is asked for.
     """
     if spec.single_grouped_weight:
-        return _grouped_members(op, spec, fmt, dtype, row=True, column=column)
+        return _grouped_members(op, spec, fmt, dtype, column=column)
     weights: list[Any] = parameters(op)
     if spec.distributed:
         weights = materialize_weight_for_forward(weights)
@@ -47,7 +67,7 @@ def forward_members(
 
 
 def to_save(
-    members: Sequence[Any], spec: LinearSpec, fmt: Format, *, wanted: bool
+    members: Members, spec: LinearSpec, fmt: Format, *, wanted: bool
 ) -> WeightOperand | None:
     """Return the operand of the backward, to be saved; None if unwanted or gathered anew."""
     if not wanted or spec.distributed:
@@ -71,45 +91,65 @@ def finalize_grads(op: Any, grads: Sequence[torch.Tensor]) -> None:
     finalize_weight_grads(parameters(op), list(grads))
 
 
-def operand(members: Sequence[Any], spec: LinearSpec, fmt: Format, axis: Axis) -> WeightOperand:
-    """Return the operand of one pass over `members`; no data is copied.
-
-    Raises:
-        RuntimeError: A quantized parameter lacks the copy of that axis.
-    """
+def operand(members: Members, spec: LinearSpec, fmt: Format, axis: Axis) -> WeightOperand:
+    """Return the operand of one pass over `members`; no data is copied."""
+    copies = members.row if axis is Axis.ROW else members.column
+    assert copies is not None
     shape = (spec.out_features, spec.in_features)
-    if not fmt.is_block_scaled:
-        return WeightOperand(fmt, shape, axis, tuple(members))
-    row = axis is Axis.ROW
-    if row:
-        data = [member._rowwise_data for member in members]
-        scale = [member._rowwise_scale_inv for member in members]
-    else:
-        data = [member._columnwise_data for member in members]
-        scale = [member._columnwise_scale_inv for member in members]
-    if any(tensor is None for tensor in data):
-        raise RuntimeError(
-            f"a quantized weight has no {axis.value}-wise copy; create the parameters with "
-            "gradients enabled, so that both copies exist"
-        )
-    swizzled = bool(members[0]._with_gemm_swizzled_scales)
-    return WeightOperand(fmt, shape, axis, tuple(data), tuple(scale), swizzled)
+    return WeightOperand(fmt, shape, axis, *copies, members.swizzled)
 
 
 def _discrete_members(
     op: Any, weights: Sequence[Any], fmt: Format, dtype: torch.dtype, *, row: bool, column: bool
-) -> list[Any]:
+) -> Members:
     if not fmt.is_block_scaled:
-        return [_plain(weight, dtype) for weight in weights]
-    members = []
-    for index, weight in enumerate(weights):
-        if isinstance(weight, QuantizedTensorStorage):
-            members.append(weight)
+        return _plain_members(weights, dtype)
+    quantizer = _own_quantizer(op, row=row, column=column)
+    storages = [
+        weight
+        if isinstance(weight, QuantizedTensorStorage)
+        else tex.quantize(tensor=weight, quantizer=quantizer)
+        for weight in weights
+    ]
+    return _members_of(storages, row=row, column=column)
+
+
+def _own_quantizer(op: Any, *, row: bool, column: bool) -> Any:
+    """Return one quantizer for all experts, so that the op's own ones are not changed."""
+    quantizer = op.get_quantizer("forward", 1).copy()
+    quantizer.set_usage(rowwise=row, columnwise=column)
+    quantizer.internal = True
+    return quantizer
+
+
+def _members_of(storages: Sequence[Any], *, row: bool, column: bool) -> Members:
+    """Take the asked copies out of TE's storages.
+
+    Raises:
+        RuntimeError: A quantized parameter lacks one.
+    """
+    found: list[Any] = [None, None]
+    for index, (wanted, axis) in enumerate(((row, Axis.ROW), (column, Axis.COLUMN))):
+        if not wanted:
             continue
-        quantizer = op.get_quantizer("forward", 2 * index + 1)
-        quantizer.set_usage(rowwise=row, columnwise=column)
-        members.append(quantizer(weight))
-    return members
+        if axis is Axis.ROW:
+            data = tuple([each._rowwise_data for each in storages])
+            scale = tuple([each._rowwise_scale_inv for each in storages])
+        else:
+            data = tuple([each._columnwise_data for each in storages])
+            scale = tuple([each._columnwise_scale_inv for each in storages])
+        if type(None) in map(type, data):
+            raise RuntimeError(
+                f"a quantized weight has no {axis.value}-wise copy; create the parameters with "
+                "gradients enabled, so that both copies exist"
+            )
+        found[index] = (data, scale)
+    return Members(*found, swizzled=bool(storages[0]._with_gemm_swizzled_scales))
+
+
+def _plain_members(weights: Sequence[Any], dtype: torch.dtype) -> Members:
+    values = tuple([_plain(weight, dtype) for weight in weights])
+    return Members((values, ()), (values, ()))
 
 
 def _plain(weight: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -120,27 +160,36 @@ def _plain(weight: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _grouped_members(
-    op: Any, spec: LinearSpec, fmt: Format, dtype: torch.dtype, *, row: bool, column: bool
-) -> list[Any]:
-    weight = op.weight
+    op: Any, spec: LinearSpec, fmt: Format, dtype: torch.dtype, *, column: bool
+) -> Members:
+    weight, groups = op.weight, op.num_groups
     if weight.quantizer is not None:
         members = weight.quantized_tensors
         if members is None:
             members = weight.copy().split_into_quantized_tensors()
-        return list(members) if fmt.is_block_scaled else [_plain(m, dtype) for m in members]
-    values = weight.rowwise_data.view(op.num_groups, spec.out_features, spec.in_features)
+        return (
+            _members_of(members, row=True, column=column)
+            if fmt.is_block_scaled
+            else _plain_members(members, dtype)
+        )
+    values = weight.rowwise_data.view(groups, spec.out_features, spec.in_features)
     if not fmt.is_block_scaled:
-        return [_plain(member, dtype) for member in values.unbind(0)]
-    quantizer = op.get_quantizer("forward", 1).copy()
-    quantizer.set_usage(rowwise=row, columnwise=column)
-    quantizer.internal = True
+        return _plain_members(values.unbind(0), dtype)
     if spec.out_features % SCALE_TILE_OUTER:
         # The grouped kernel needs whole scale tiles for each member.
-        return [tex.quantize(tensor=member, quantizer=quantizer) for member in values.unbind(0)]
+        return _discrete_members(op, values.unbind(0), fmt, dtype, row=True, column=column)
     grouped = tex.group_quantize(
         tensor=values.view(-1, spec.in_features),
-        quantizer=quantizer,
-        num_tensors=op.num_groups,
+        quantizer=_own_quantizer(op, row=True, column=column),
+        num_tensors=groups,
         first_dims=None,
     )
-    return list(grouped.split_into_quantized_tensors())
+
+    def members_of(data: torch.Tensor, scale: torch.Tensor) -> Any:
+        return data.view(values.shape).unbind(0), scale.view(groups, -1).unbind(0)
+
+    return Members(
+        members_of(grouped.rowwise_data, grouped.scale_inv),
+        members_of(grouped.columnwise_data, grouped.columnwise_scale_inv) if column else None,
+        swizzled=bool(grouped._with_gemm_swizzled_scales),
+    )
