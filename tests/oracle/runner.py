@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ from tests.oracle.jobs import OURS, Job, Result, Setup
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE_VARIABLE = "TE_GROUPED_MLP_TEST_CACHE"
-"""Folder that keeps downloaded TE wheels between runs; a temporary one without it."""
+"""Folder that keeps downloaded TE wheels between runs; one in the temporary folder without it."""
 
 _MODULE = Path("transformer_engine", "pytorch", "ops", "fused", "grouped_mlp.py")
 _PREPARE_SECONDS = 300
@@ -87,7 +87,8 @@ def _tree(setup: Setup) -> Path | None:
 def cache() -> Path:
     """Return the folder for wheels and trees."""
     chosen = os.environ.get(CACHE_VARIABLE)
-    folder = Path(chosen) if chosen else Path(tempfile.gettempdir(), "te-grouped-mlp-oracle")
+    default = f"te-grouped-mlp-oracle-{getattr(os, 'getuid', int)()}"
+    folder = Path(chosen) if chosen else Path(tempfile.gettempdir(), default)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -139,12 +140,12 @@ def _unzip(file: Path, folder: Path) -> None:
         archive.extractall(folder)
 
 
-def _made(name: str, fill: object) -> Path:
+def _made(name: str, fill: Callable[[Path], None]) -> Path:
     """Return a folder of the cache, filled at the first call; complete or not there at all."""
     final = cache() / name
     if not final.is_dir():
         half = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=cache()))
-        fill(half)  # type: ignore[operator]
+        fill(half)
         try:
             half.rename(final)
         except OSError:
