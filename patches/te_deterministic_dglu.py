@@ -106,7 +106,7 @@ PATCH = Patch(
     versions=("2.20.2",),
     looks_for="the determinism check of the backward, which refuses every GLU activation",
     changes="it passes where the dGLU wrapper has `deterministic` and FC1 has no bias",
-    proof="tests/patches/test_published_te.py",
+    proof="tests/patches/test_published_te_runs.py",
     edits=(
         helper(_HELPER),
         Edit(

@@ -95,7 +95,7 @@ PATCH = Patch(
     versions=("2.19.0", "2.20.2"),
     looks_for=f"the one decision, {DENSE}, in the forward and the backward",
     changes="it holds only where the rows are known to be full; the backward uses the forward's",
-    proof="tests/patches/test_published_te.py",
+    proof="tests/patches/test_published_te_runs.py",
     edits=(
         helper(_HELPER),
         Edit("forward: known rows", FORWARD, find=resets_unit_scale, after=_NARROW),

@@ -119,7 +119,7 @@ PATCH = Patch(
     versions=("2.20.2",),
     looks_for="the probability gradient and its determinism check in the backward",
     changes="both are left out where the probabilities need no gradient, for any group count",
-    proof="tests/patches/test_published_te.py",
+    proof="tests/patches/test_published_te_runs.py",
     edits=(
         helper(_HELPER),
         Edit(

@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from te_grouped_mlp.cli import output
 
 if TYPE_CHECKING:
     from te_grouped_mlp.patches.base import Finding
@@ -60,13 +61,7 @@ def _fill(parser: argparse.ArgumentParser) -> None:
                 help="this patch alone; may be given several times",
             )
         if name != "diff":
-            action.add_argument(
-                "--json",
-                nargs="?",
-                const="-",
-                metavar="FILE",
-                help="write the result as JSON, to standard output without FILE",
-            )
+            output.add_json(action)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -104,20 +99,19 @@ def _run(args: argparse.Namespace) -> int:
     if args.action == "check":
         bad.add(State.APPLICABLE)
     good = args.action == "revert" or not any(f.state in bad for f in findings)
-    if args.json is None:
+    if output.shows_text(args.json):
         _print(findings, args.tree)
-    else:
-        rows = [
-            {
-                "patch": f.patch,
-                "state": f.state.value,
-                "file": None if f.file is None else str(f.file),
-                "line": f.line,
-                "reason": f.reason,
-            }
-            for f in findings
-        ]
-        _write_json({"action": args.action, "patches": rows, "ok": good}, args.json)
+    rows = [
+        {
+            "patch": f.patch,
+            "state": f.state.value,
+            "file": None if f.file is None else str(f.file),
+            "line": f.line,
+            "reason": f.reason,
+        }
+        for f in findings
+    ]
+    output.write_json(args.json, {"action": args.action, "patches": rows, "ok": good})
     return 0 if good else 1
 
 
@@ -125,21 +119,19 @@ def _list(args: argparse.Namespace) -> int:
     from te_grouped_mlp.patches import all_patches
 
     patches = all_patches()
-    if args.json is not None:
-        rows = [
-            {
-                "patch": p.name,
-                "target": p.target.distribution,
-                "versions": list(p.versions),
-                "looks_for": p.looks_for,
-                "changes": p.changes,
-                "proof": p.proof,
-            }
-            for p in patches
-        ]
-        _write_json({"action": "list", "patches": rows, "ok": True}, args.json)
-        return 0
-    for p in patches:
+    rows = [
+        {
+            "patch": p.name,
+            "target": p.target.distribution,
+            "versions": list(p.versions),
+            "looks_for": p.looks_for,
+            "changes": p.changes,
+            "proof": p.proof,
+        }
+        for p in patches
+    ]
+    output.write_json(args.json, {"action": "list", "patches": rows, "ok": True})
+    for p in patches if output.shows_text(args.json) else ():
         sys.stdout.write(
             f"{p.name}  ({p.target.distribution} {', '.join(p.versions)})\n"
             f"    looks for: {p.looks_for}\n"
@@ -157,14 +149,6 @@ def _print(findings: Sequence[Finding], tree: Path) -> None:
             place += f":{f.line}"
         text = "; ".join(part for part in (place, f.reason) if part)
         sys.stdout.write(f"{f.patch:{width}}  {f.state.value:10}  {text}\n")
-
-
-def _write_json(value: dict[str, Any], where: str) -> None:
-    text = json.dumps(value, indent=2) + "\n"
-    if where == "-":
-        sys.stdout.write(text)
-    else:
-        Path(where).write_text(text, encoding="utf-8")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -88,7 +88,8 @@ def test_every_edit_counts(name: str, place: str, unpacked: Wheels) -> None:
     tree = unpacked("megatron-core", VERSIONS[-1])
     file = trees.megatron_file(tree)
     source = file.read_bytes()
-    file.write_bytes(compose(source, list(PATCHES.values()), frozenset({(name, place)})))
+    patches = list(PATCHES.values())[: 1 + list(PATCHES).index(name)]
+    file.write_bytes(compose(source, patches, frozenset({(name, place)})))
     result = run_driver(tree)
     if result.returncode != 0:
         assert "NameError" in result.stderr
