@@ -116,7 +116,7 @@ COMBINATIONS = pytest.mark.parametrize("row", ROWS, ids=identity)
 
 
 def check_padding(data: st.DataObject, row: dict[str, Any]) -> None:
-    case = data.draw(steps(row))
+    case = data.draw(steps({**row, "tiles": max(row["tiles"], 1)}))
     with environment.override(wrappers=fixtures.FRONTENDS[row["frontend"]]):
         fixtures.assert_padding_invisible(case)
 

