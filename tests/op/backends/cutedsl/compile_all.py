@@ -1,0 +1,66 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles every kind of launch for one architecture, without a GPU.
+
+    python -m tests.op.backends.cutedsl.compile_all sm_90a FOLDER
+
+A process compiles for one architecture, so there is one process each. FOLDER gets NAME.ptx and
+NAME.cubin.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from pathlib import Path
+
+from te_grouped_mlp.op.backends.cutedsl import keys
+from te_grouped_mlp.op.backends.cutedsl.config import Op
+from te_grouped_mlp.op.backends.cutedsl.keys import KernelKey
+from te_grouped_mlp.op.formats import DType
+from te_grouped_mlp.op.problem import LinearSpec
+from tests.op.backends.cutedsl.problems import ACTIVATIONS, problem_of
+
+ARCHITECTURES = {"sm_90a": 9, "sm_100a": 10}
+
+
+def wanted(arch: int) -> dict[str, KernelKey]:
+    """Each kind of launch once, in the tile that a layer of the benchmark takes, by name."""
+    swiglu = problem_of(
+        ACTIVATIONS["swiglu"], fc1=LinearSpec(2048, 1536), fc2=LinearSpec(768, 2048)
+    )
+    srelu = problem_of(dataclasses.replace(ACTIVATIONS["srelu"], recompute=True))
+    found = {key.op.value: key for key in keys.of_problem(swiglu, arch)}
+    bias = keys.of_problem(problem_of(ACTIVATIONS["swiglu"], bias=True), arch)
+    long = dataclasses.replace(swiglu, fc1=LinearSpec(7168, 1536), fc2=LinearSpec(768, 7168))
+    return {
+        **found,
+        "fc1_act long": keys.of_problem(long, arch)[0],
+        "fc1_act bias": bias[0],
+        "fc2_forward scaled bias": bias[1],
+        "dact_dgrad recompute": keys.of_problem(srelu, arch)[2],
+        "fc2_wgrad bf16": keys.wgrad(swiglu, arch, Op.FC2_WGRAD, DType.BFLOAT16, False),
+    }
+
+
+def main(target: str, folder: Path) -> None:
+    """Compile for `target` into `folder`."""
+    os.environ["CUTE_DSL_ARCH"] = target
+    os.environ["CUTE_DSL_KEEP"] = "ptx,cubin"
+    os.environ["CUTE_DSL_DUMP_DIR"] = str(folder)
+    from te_grouped_mlp.op.backends.cutedsl import compile as kernels
+
+    with kernels.deprecations_ignored():
+        from te_grouped_mlp.op.backends.cutedsl.kernels.build import build
+
+        for name, key in wanted(ARCHITECTURES[target]).items():
+            compiled = build(key)
+            cubin = compiled.__cubin__
+            binary = cubin if isinstance(cubin, bytes) else Path(cubin).read_bytes()
+            (folder / f"{name}.ptx").write_text(compiled.__ptx__)
+            (folder / f"{name}.cubin").write_bytes(binary)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

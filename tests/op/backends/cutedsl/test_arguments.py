@@ -1,0 +1,212 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors as the kernels take them, on CPU tensors. No kernel package is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from te_grouped_mlp.op.backends.base import DactEpilogue, Fc1Epilogue, GemmEpilogue
+from te_grouped_mlp.op.backends.cutedsl import arguments
+from te_grouped_mlp.op.backends.cutedsl.backend import CuteDslBackend
+from te_grouped_mlp.op.formats import UNQUANTIZED
+from te_grouped_mlp.op.gradients import WgradTarget
+from te_grouped_mlp.op.layout import Kernel
+from te_grouped_mlp.op.operands import Axis, GroupedOperand, Splits, WeightOperand
+from tests.op.backends.cutedsl.problems import ACTIVATIONS, call_of, environment, problem_of
+
+SHAPE = (16, 8)
+
+
+def slices(count, distance, order=1, offset=0):
+    """Matrices at a distance (in elements) in one storage; order -1 puts the last one first."""
+    buffer = torch.arange(offset + count * distance + 64, dtype=torch.float32).bfloat16()
+    starts = [offset + index * distance for index in range(count)][::order]
+    return [buffer.as_strided(SHAPE, (SHAPE[1], 1), start) for start in starts]
+
+
+@pytest.mark.parametrize("distance", [128, 136, 1024])
+def test_even_slices_are_one_view(distance):
+    members = slices(5, distance)
+    view = arguments.evenly_spaced(members, SHAPE)
+    assert view is not None
+    assert view.data_ptr() == members[0].data_ptr()
+    assert all(torch.equal(one, other) for one, other in zip(view, members, strict=True))
+    assert view.stride() == (distance, SHAPE[1], 1)
+
+
+def test_one_member_is_a_view():
+    member = torch.randn(SHAPE).bfloat16()
+    view = arguments.evenly_spaced([member], SHAPE)
+    assert view is not None
+    assert view.shape == (1, *SHAPE)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        slices(4, 128, order=-1),
+        [*slices(4, 128)[:2], slices(4, 128)[3]],
+        slices(3, 64),
+        slices(3, 132),
+        slices(3, 128, offset=4),
+        [torch.zeros(SHAPE, dtype=torch.bfloat16) for _ in range(3)],
+        [member.t() for member in slices(3, 128)],
+    ],
+    ids=["descending", "gap", "overlap", "distance", "address", "storages", "transposed"],
+)
+def test_other_members_have_no_view(members):
+    shape = tuple(members[0].shape)
+    assert arguments.evenly_spaced(members, shape) is None
+
+
+def test_a_foreign_member_at_the_right_distance_has_no_view():
+    buffer = torch.zeros(4 * 128, dtype=torch.bfloat16)
+    members = [buffer.as_strided(SHAPE, (8, 1), start) for start in (0, 128, 256)]
+    members[1] = buffer.as_strided((8, 16), (16, 1), 128)
+    assert arguments.evenly_spaced(members, SHAPE) is None
+
+
+def test_equal_addresses_with_another_dtype_are_seen():
+    buffer = torch.zeros(4 * 128, dtype=torch.bfloat16)
+    members = [buffer.as_strided(SHAPE, (8, 1), start) for start in (0, 128, 256)]
+    assert arguments.evenly_spaced(members, SHAPE) is not None
+    assert arguments.evenly_spaced([each.view(torch.int16) for each in members], SHAPE).dtype is (
+        torch.int16
+    )
+
+
+def test_a_target_without_a_view_is_copied_and_named_for_copying_back():
+    members = tuple(torch.randn(SHAPE) for _ in range(3))
+    stacked, back = arguments.target_of(WgradTarget(members, True), 3, SHAPE)
+    assert back is members
+    assert torch.equal(stacked, torch.stack(members))
+    whole = torch.randn(3, *SHAPE)
+    same, back = arguments.target_of(WgradTarget(whole, True), 3, SHAPE)
+    assert same is whole
+    assert back == ()
+
+
+@pytest.mark.parametrize("width", [32, None])
+def test_pairs(width):
+    bias = torch.randn(3, 256).bfloat16()
+    got = arguments.in_pairs(bias, width)
+    half = 128 if width is None else width
+    for group in range(3):
+        for j in range(128):
+            row = 2 * half * (j // half) + j % half
+            assert got[group, 2 * j] == bias[group, row].float()
+            assert got[group, 2 * j + 1] == bias[group, row + half].float()
+    assert torch.equal(arguments.out_of_pairs(got, width), bias.float())
+
+
+def test_addressable():
+    base = torch.zeros(64, 72, dtype=torch.bfloat16)
+    assert arguments.addressable(base) is base
+    narrow = base[:, :64]
+    assert arguments.addressable(narrow) is narrow
+    for bad in (base[:, 1:65], base.t(), torch.zeros(64, 65, dtype=torch.bfloat16)[:, :64]):
+        copy = arguments.addressable(bad)
+        assert copy is not bad
+        assert copy.is_contiguous()
+        assert torch.equal(copy, bad)
+
+
+def test_int32_offsets_follow_a_change_in_place():
+    offsets = torch.tensor([0, 3, 7])
+    splits = Splits(offsets.diff(), offsets[1:].int(), offsets, {}, None)
+    first = arguments.int32_offsets(splits)
+    assert first.dtype is torch.int32
+    assert arguments.int32_offsets(splits) is first
+    offsets[1] = 5
+    assert arguments.int32_offsets(splits).tolist() == [0, 5, 7]
+
+
+def operands():
+    backend = CuteDslBackend()
+    problem = problem_of(ACTIVATIONS["swiglu"])
+    plan = backend.plan(problem, call_of(), environment())
+    counts = torch.full((8,), 125)
+    offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    splits = Splits(counts, offsets[1:].int(), offsets, {}, None)
+
+    def tokens(cols, dtype=torch.bfloat16):
+        values = torch.zeros(1000, cols, dtype=dtype)
+        return GroupedOperand(UNQUANTIZED, (1000, cols), plan.layout, splits, plain=values)
+
+    w1 = WeightOperand(UNQUANTIZED, (512, 512), Axis.ROW, tuple(torch.zeros(8, 512, 512)))
+    w2 = WeightOperand(UNQUANTIZED, (512, 256), Axis.ROW, tuple(torch.zeros(8, 512, 256)))
+    return backend, plan, tokens, w1, w2
+
+
+def calls():
+    """Wrong calls by name, each with what its message must say."""
+    backend, plan, tokens, w1, w2 = operands()
+    out = torch.zeros(1000, 512, dtype=torch.bfloat16)
+    first, dact = Fc1Epilogue(None, None, True, True), DactEpilogue(None, True, False, True)
+    narrow = dataclasses.replace(w2, shape=(256, 256))
+    empty = dataclasses.replace(tokens(512), plain=None)
+    whole, wide = torch.zeros(8, 512, 512), torch.zeros(8, 512, 256)
+
+    def wgrad(kernel, target):
+        backend.wgrad(plan, kernel, tokens(512), tokens(512), WgradTarget(target, False))
+
+    def gemm(kernel, w):
+        backend.gemm(plan, kernel, tokens(256), w, out, GemmEpilogue())
+
+    return {
+        "x shape": (
+            lambda: backend.fc1_act(plan, tokens(256), w1, first),
+            r"x has shape \(1000, 256\); allowed: \(1000, 512\)",
+        ),
+        "x device": (
+            lambda: backend.fc1_act(plan, tokens(512), w1, first),
+            "x is torch.bfloat16 on cpu; allowed: torch.bfloat16 on cuda",
+        ),
+        "x empty": (lambda: backend.fc1_act(plan, empty, w1, first), "x has no plain values"),
+        "gemm kernel": (
+            lambda: gemm(Kernel.FC1_ACT, w2),
+            "kernel is fc1_act; allowed: fc2_forward, fc1_dgrad",
+        ),
+        "out shape": (
+            lambda: gemm(Kernel.FC2_FORWARD, narrow),
+            r"out has shape \(1000, 512\); allowed: \(1000, 256\)",
+        ),
+        "wgrad kernel": (
+            lambda: wgrad(Kernel.FC1_DGRAD, whole),
+            "kernel is fc1_dgrad; allowed: fc1_wgrad, fc2_wgrad",
+        ),
+        "target shape": (
+            lambda: wgrad(Kernel.FC1_WGRAD, wide),
+            r"target has shape \(8, 512, 256\); allowed: \(8, 512, 512\)",
+        ),
+        "target members": (
+            lambda: wgrad(Kernel.FC1_WGRAD, tuple(whole[:7])),
+            "target has 7 members; the plan has 8 groups",
+        ),
+        "pre_activation": (
+            lambda: backend.dact_dgrad(plan, tokens(512), w2, torch.zeros(1000, 256), dact),
+            r"pre_activation has shape \(1000, 256\); allowed: \(1000, 512\)",
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", calls())
+def test_wrong_arguments_are_named_before_any_work(name):
+    call, text = calls()[name]
+    with pytest.raises(ValueError, match=text):
+        call()
+
+
+def test_weights_are_named():
+    few = WeightOperand(UNQUANTIZED, SHAPE, Axis.ROW, tuple(slices(3, 128)))
+    with pytest.raises(ValueError, match="w has 3 experts; the plan has 4 groups"):
+        arguments.experts_of(few, 4)
+    with pytest.raises(ValueError, match=r"w\[1\] has shape \(8, 16\); allowed: \(16, 8\)"):
+        arguments.require_shapes("w", [torch.zeros(SHAPE), torch.zeros(8, 16)], SHAPE)
+    members = [torch.zeros(SHAPE), torch.zeros(SHAPE).double()]
+    with pytest.raises(ValueError, match=r"w\[1\] is torch.float64 on cpu; allowed: torch.float32"):
+        arguments.require_shapes("w", members, SHAPE)

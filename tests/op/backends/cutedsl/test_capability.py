@@ -1,0 +1,162 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the native backend takes, and the cause of every refusal. No kernel package is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from te_grouped_mlp.op.backends.cutedsl import capability
+from te_grouped_mlp.op.environment import Absent
+from te_grouped_mlp.op.formats import MXFP8, DType
+from te_grouped_mlp.op.layout import Kernel, Output, RowExtent
+from te_grouped_mlp.op.plan import Reason, Reject
+from te_grouped_mlp.op.problem import Activation, ActivationSpec, RecipeKind, TensorKind
+from tests.op.backends.cutedsl.problems import ACTIVATIONS, call_of, environment, problem_of
+
+SWIGLU = ACTIVATIONS["swiglu"]
+
+
+def linear(problem, which, **changes):
+    return dataclasses.replace(
+        problem, **{which: dataclasses.replace(getattr(problem, which), **changes)}
+    )
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("interleave", [32, None])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_every_activation_is_taken(name, interleave, bias):
+    spec = ACTIVATIONS[name]
+    if spec.is_gated:
+        spec = dataclasses.replace(spec, interleave=interleave)
+    problem = problem_of(spec, bias)
+    assert capability.refusal(problem, environment()) is None
+    wanted = frozenset(Output) - (set() if bias else {Output.DB1, Output.DB2})
+    launches = capability.plan_launches(problem, call_of(wanted=wanted), environment())
+    assert not isinstance(launches, Reject)
+    for launch in launches:
+        assert launch.extents == {RowExtent.PACKED}
+        assert launch.deterministic == launch.outputs
+    kernels = [launch.kernel for launch in launches]
+    assert (Kernel.FC2_BIAS_GRAD in kernels) == bias
+    covered = frozenset().union(*(launch.outputs for launch in launches))
+    assert covered == wanted
+
+
+REFUSED = {
+    "cpu": ({"device": "cpu"}, Reason.DEVICE, "device is cpu; allowed: cuda"),
+    "recipe": ({"recipe": RecipeKind.MXFP8}, Reason.RECIPE, "mxfp8"),
+    "dtype": ({"dtype": DType.FLOAT16}, Reason.DTYPE, "dtype is float16; allowed: bfloat16"),
+    "interleave": (
+        {"activation": ActivationSpec(Activation.SWIGLU, 16)},
+        Reason.INTERLEAVE,
+        "interleave is 16; allowed: 32 or None",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_problems_that_are_refused(name):
+    changes, reason, text = REFUSED[name]
+    refusal = capability.refusal(problem_of(SWIGLU, **changes), environment())
+    assert refusal is not None
+    assert refusal.reason is reason
+    assert text in refusal.detail
+
+
+@pytest.mark.parametrize(
+    ("which", "changes", "reason", "text"),
+    [
+        ("fc1", {"in_features": 96}, Reason.FEATURES, "fc1.in_features is 96"),
+        ("fc1", {"in_features": 0}, Reason.FEATURES, "fc1.in_features is 0"),
+        ("fc1", {"out_features": 256}, Reason.FEATURES, "needs 2 times fc2.in_features, 256"),
+        ("fc2", {"out_features": 100}, Reason.FEATURES, "fc2.out_features is 100"),
+        ("fc1", {"scale_bias": True}, Reason.OPTION, "scale_bias is set on FC1"),
+    ],
+)
+def test_linears_that_are_refused(which, changes, reason, text):
+    refusal = capability.refusal(linear(problem_of(SWIGLU), which, **changes), environment())
+    assert refusal is not None
+    assert refusal.reason is reason
+    assert text in refusal.detail
+
+
+@pytest.mark.parametrize(
+    ("sm", "named", "reason"),
+    [
+        ((9, 0), False, None),
+        ((9, 0), True, None),
+        ((10, 0), False, Reason.NOT_NAMED),
+        ((10, 0), True, None),
+        ((10, 3), True, None),
+        ((8, 0), True, Reason.ARCHITECTURE),
+        ((12, 0), True, Reason.ARCHITECTURE),
+        (Absent("torch sees no CUDA device"), True, Reason.ARCHITECTURE),
+    ],
+)
+def test_architectures(sm, named, reason):
+    refusal = capability.refusal(problem_of(SWIGLU), environment(sm, named))
+    assert (refusal.reason if refusal else None) is reason
+
+
+@pytest.mark.parametrize(
+    ("versions", "text"),
+    [
+        ({"quack": Absent("quack-kernels is not installed")}, "quack-kernels is not installed"),
+        ({"quack": "0.6.4"}, "quack-kernels is 0.6.4; allowed: 0.6.5"),
+        ({"cutlass_dsl": "4.7.2"}, "nvidia-cutlass-dsl is 4.7.2; allowed: 4.8.x"),
+        ({"cutlass_dsl": "4.10.0"}, "nvidia-cutlass-dsl is 4.10.0"),
+        ({"triton": Absent("triton is not installed")}, "triton is not installed"),
+    ],
+)
+def test_packages(versions, text):
+    refusal = capability.refusal(problem_of(SWIGLU), environment(**versions))
+    assert refusal is not None
+    assert refusal.reason is Reason.PACKAGE
+    assert text in refusal.detail
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "text"),
+    [
+        ({"format": MXFP8}, Reason.RECIPE, "format is mxfp8"),
+        ({"dtype": DType.FLOAT32}, Reason.DTYPE, "dtype is float32"),
+        ({"prob_dtype": DType.FLOAT16}, Reason.DTYPE, "probability dtype is float16"),
+        ({"input_kind": TensorKind.PREQUANTIZED}, Reason.INPUT_KIND, "prequantized"),
+        ({"rows": (1 << 30) + 1}, Reason.ALIGNMENT, f"at most {1 << 30}"),
+    ],
+)
+def test_calls_that_are_refused(changes, reason, text):
+    found = capability.plan_launches(problem_of(SWIGLU), call_of(**changes), environment())
+    assert isinstance(found, Reject)
+    assert found.reason is reason
+    assert text in found.detail
+
+
+def test_launches_follow_what_is_wanted():
+    def kernels(*wanted, **changes):
+        call = call_of(wanted=frozenset({Output.Y, *wanted}), **changes)
+        found = capability.plan_launches(problem_of(SWIGLU), call, environment())
+        assert not isinstance(found, Reject)
+        return [launch.kernel for launch in found][2:]
+
+    assert kernels() == []
+    assert kernels(Output.DW2) == [Kernel.FC2_WGRAD]
+    assert kernels(Output.DPROB) == [Kernel.DACT_DGRAD]
+    assert kernels(Output.DPROB, unit_scale=True) == []
+    assert kernels(Output.DX) == [Kernel.DACT_DGRAD, Kernel.FC1_DGRAD]
+
+
+def test_capability_imports_no_heavy_package():
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'transformer_engine', 'quack', 'cutlass', 'triton'):\n"
+        "    sys.modules[name] = None\n"
+        "import te_grouped_mlp.op.backends.cutedsl.capability\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

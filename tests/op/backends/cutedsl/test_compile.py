@@ -1,0 +1,146 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Every kind of launch compiles for both architectures, without float atomics and without spills.
+
+These need the extra `kernels`. Where it must be installed, TE_GROUPED_MLP_REQUIRE_KERNELS=1 makes
+its absence a failure.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from te_grouped_mlp.op.backends.cutedsl import compile as kernels
+from te_grouped_mlp.op.backends.cutedsl import keys
+from tests.op.backends.cutedsl import compile_all
+from tests.op.backends.cutedsl.problems import ACTIVATIONS, problem_of
+
+ROOT = Path(__file__).resolve().parents[4]
+NEEDED = ("quack", "cutlass", "triton")
+ABSENT = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+REQUIRED = os.environ.get("TE_GROUPED_MLP_REQUIRE_KERNELS") == "1"
+
+needs_kernels = pytest.mark.skipif(
+    bool(ABSENT) and not REQUIRED, reason=f"not installed: {', '.join(ABSENT)}"
+)
+LAUNCHES = list(compile_all.wanted(9))
+# A reduction in memory, of any type and width; barriers in shared memory are another instruction.
+FLOAT_ATOMIC = re.compile(
+    r"^\s*(?:@!?%\w+\s+)?(?:red|atom|multimem\.red)\.\S*\.(?:f|bf)\d+\S*", re.M
+)
+    r"^\s*(?:@!?%\w+\s+)?(?:red|atom|multimem\.red)\.\S*\.(?:f|bf)\d+\S*", re.M
+)
+ANY_ATOMIC = re.compile(r"^\s*(?:@!?%\w+\s+)?(?:red|atom)(?:\.async)?\.global\S*", re.M)
+
+
+def cuobjdump() -> str:
+    """The tool that reads a cubin: CUDA's own, or the one that Triton brings."""
+    found = shutil.which("cuobjdump")
+    if found:
+        return found
+    spec = importlib.util.find_spec("triton")
+    assert spec is not None
+    assert spec.origin is not None
+    return str(Path(spec.origin).parent / "backends" / "nvidia" / "bin" / "cuobjdump")
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """Folders of PTX and cubins by architecture; the two processes run side by side."""
+    folders = {target: tmp_path_factory.mktemp(target) for target in compile_all.ARCHITECTURES}
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", compile_all.__name__, target, str(folder)],
+            cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for target, folder in folders.items()
+    ]  # fmt: skip
+    for process in running:
+        output, _ = process.communicate(timeout=600)
+        assert process.returncode == 0, output[-4000:]
+    return folders
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", LAUNCHES)
+@pytest.mark.parametrize("target", compile_all.ARCHITECTURES)
+def test_no_float_is_added_in_memory_by_an_instruction(compiled, target, name):
+    text = (compiled[target] / f"{name}.ptx").read_text()
+    assert f".target {target}" in text
+    assert not FLOAT_ATOMIC.findall(text)
+    assert not ANY_ATOMIC.findall(text)
+    # The sum of a row that is added in place by TMA would hide from the patterns above.
+    assert "cp.reduce.async" not in text
+
+
+def test_the_patterns_find_what_they_look_for():
+    for line in (
+        "\tred.global.add.f32 \t[%rd1], %f1;",
+        "@%p1 atom.global.add.f32 %f1, [%rd1], %f2;",
+        "  red.relaxed.gpu.global.add.v4.f32 [%rd1], {%f1, %f2, %f3, %f4};",
+        "  red.async.relaxed.cluster.global.add.bf16x2 [%rd1], %r1;",
+    ):
+        assert FLOAT_ATOMIC.search(line), line
+    assert ANY_ATOMIC.search("\tatom.global.add.u32 %r1, [%rd1], 1;")
+    assert not FLOAT_ATOMIC.search("\tmbarrier.arrive.shared.b64 %rd1, [%r1];")
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_no_register_is_spilled_on_hopper(compiled, name):
+    path = compiled["sm_90a"] / f"{name}.cubin"
+    done = subprocess.run(
+        [cuobjdump(), "-res-usage", str(path)], capture_output=True, text=True, check=True
+    )
+    found = re.findall(r"STACK:(\d+)", done.stdout + done.stderr)
+    assert found
+    assert set(found) == {"0"}
+
+
+@needs_kernels
+def test_weights_in_blocks_are_read_by_a_five_dimensional_box(compiled):
+    text = (compiled["sm_90a"] / "fc1_act.ptx").read_text()
+    assert "cp.async.bulk.tensor.5d.shared" in text
+    assert "cp.async.bulk.tensor.5d.global" in (compiled["sm_90a"] / "fc1_wgrad.ptx").read_text()
+
+
+@needs_kernels
+def test_forked_workers_fill_the_disk_cache(tmp_path):
+    code = (
+        "from te_grouped_mlp.op.backends.cutedsl import compile as kernels, keys\n"
+        "from te_grouped_mlp.op.backends.cutedsl.config import Op\n"
+        "from tests.op.backends.cutedsl.problems import ACTIVATIONS, problem_of\n"
+        "problem = problem_of(ACTIVATIONS['swiglu'])\n"
+        "wanted = [keys.gemm(problem, 9, op) for op in (Op.FC2_FORWARD, Op.FC1_DGRAD)]\n"
+        "print(kernels.compile_ahead(wanted, 2), kernels.compile_ahead(wanted, 2))\n"
+        "kernels._compile = None\n"
+        "print([callable(kernels.kernel(key)) for key in wanted])\n"
+        "path = kernels._path(wanted[0])\n"
+        "path.write_bytes(path.read_bytes()[:999])\n"
+        "kernels._loaded.clear()\n"
+        "print(kernels._from_disk(wanted[0]), path.exists())\n"
+    )
+    env = {**os.environ, "CUTE_DSL_ARCH": "sm_90a", kernels.CACHE_SWITCH: str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.split("\n")[:3] == ["2 0", "[True, True]", "None False"]
+
+
+def test_kernels_are_cached_by_what_their_code_depends_on(monkeypatch):
+    monkeypatch.setattr(kernels, "cache_folder", lambda: Path("cache"))
+    one, other = (keys.of_problem(problem_of(ACTIVATIONS["swiglu"]), arch) for arch in (9, 10))
+    paths = {kernels._path(key) for key in (*one, *other)}
+    assert len(paths) == 12
+    again = keys.of_problem(problem_of(ACTIVATIONS["swiglu"]), 9)
+    assert [kernels._path(key) for key in again] == [kernels._path(key) for key in one]

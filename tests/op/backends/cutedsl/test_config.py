@@ -1,0 +1,127 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tiles, tile by tile, and what a key depends on. No kernel package is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+
+import pytest
+
+from te_grouped_mlp.op.backends.cutedsl import config, keys
+from te_grouped_mlp.op.backends.cutedsl.config import Op, Tile
+from te_grouped_mlp.op.formats import DType
+from te_grouped_mlp.op.problem import Activation, ActivationSpec
+from tests.op.backends.cutedsl.problems import ACTIVATIONS, problem_of
+
+
+def rows_of_a_box(tile: Tile, rank: int) -> list[int]:
+    """Weight rows, in TE's order, that belong to the columns which CTA `rank` loads of tile 0.
+
+    Column 2j is gate j and column 2j + 1 linear j; gate j is row 64 (j // 32) + j % 32.
+    """
+    columns = range(rank * tile.n_slice, (rank + 1) * tile.n_slice)
+    return [64 * (c // 2 // 32) + 32 * (c % 2) + c // 2 % 32 for c in columns]
+
+
+def rows_of_one_load(tile: Tile, rank: int) -> list[int]:
+    """What a box (2, 32, n / 64) over strides (32, 1, 64) holds, if it must start on a period."""
+    first = rank * tile.n_slice // config.PERIOD * config.PERIOD
+    count = -(-tile.n_slice // config.PERIOD)
+    box = [
+        first + 64 * outer + 32 * half + inner
+        for outer in range(count)
+        for inner in range(32)
+        for half in range(2)
+    ]
+    return box[: tile.n_slice]
+
+
+@pytest.mark.parametrize("cluster", [1, 2, 4])
+@pytest.mark.parametrize("n", range(32, 257, 32))
+def test_a_tile_is_allowed_where_its_boxes_hold_whole_periods(n, cluster):
+    tile = Tile(128, n, cluster, 1)
+    right = all(rows_of_a_box(tile, r) == rows_of_one_load(tile, r) for r in range(cluster))
+    refused = bool(config.refusal(Op.FC1_ACT, tile, 9))
+    if not right:
+        assert refused
+    if tile.n_slice % config.PERIOD == 0:
+        assert right
+        assert not refused
+
+
+def test_the_default_of_the_main_loops_library_is_refused():
+    assert "96" in config.refusal(Op.FC1_ACT, Tile(128, 192, 2, 1, pingpong=True), 9)
+    assert not config.refusal(Op.FC2_FORWARD, Tile(128, 192, 2, 1, pingpong=True), 9)
+
+
+def test_a_tile_that_spills_is_refused_for_the_activation_gradient():
+    assert "192" in config.refusal(Op.DACT_DGRAD, Tile(128, 192, 2, 1, pingpong=True), 9)
+    assert not config.refusal(Op.DACT_DGRAD, Tile(128, 128, 2, 1, pingpong=True), 9)
+
+
+@pytest.mark.parametrize(
+    ("tile", "registers"),
+    [
+        (Tile(128, 128, pingpong=True), 128),
+        (Tile(128, 192, pingpong=True), 192),
+        (Tile(128, 256), 128),
+        (Tile(256, 128), 128),
+        (Tile(64, 256, pingpong=True), 128),
+    ],
+    ids=str,
+)
+def test_accumulators(tile, registers):
+    assert tile.accumulators == registers
+
+
+@pytest.mark.parametrize("arch", [9, 10])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("op", Op)
+def test_every_choice_is_allowed(op, bias, arch):
+    for n in (64, 192, 384, 768, 1536, 2048, 4096, 7168, 8192, 28672):
+        for k in (64, 768, 2048, 4096, 14336):
+            tile = config.choose(op, arch, n=n, k=k, bias=bias)
+            assert not config.refusal(op, tile, arch)
+            assert not (tile.pingpong and arch == 10)
+
+
+def test_an_unknown_architecture_is_named():
+    with pytest.raises(ValueError, match="arch is 12; allowed: 9, 10"):
+        config.choose(Op.FC1_ACT, 12, n=64, k=64)
+
+
+def test_nothing_that_chooses_or_keys_a_kernel_knows_a_token_count():
+    makers = (keys.fc1_act, keys.gemm, keys.dact_dgrad, keys.wgrad, config.choose)
+    for maker in makers:
+        names = set(inspect.signature(maker).parameters)
+        assert names.isdisjoint({"rows", "tokens", "call", "splits", "plan"})
+    assert {field.name for field in dataclasses.fields(keys.KernelKey)} == {
+        "op", "arch", "tile", "spec", "bias", "scale", "pre_activation", "dprob", "activated",
+        "out", "accumulate",
+    }  # fmt: skip
+
+
+def test_parameters_that_a_kind_does_not_use_make_no_second_kernel():
+    one = problem_of(ActivationSpec(Activation.SWIGLU, 32))
+    other = problem_of(ActivationSpec(Activation.SWIGLU, 32, alpha=3.0, beta1=9.0))
+    assert keys.of_problem(one, 9) == keys.of_problem(other, 9)
+    used = problem_of(ActivationSpec(Activation.SITU_GLU, 32, beta1=9.0))
+    assert keys.of_problem(used, 9) != keys.of_problem(problem_of(ACTIVATIONS["situ"]), 9)
+
+
+def test_plain_products_behind_gated_activations_share_their_kernels():
+    swiglu = keys.of_problem(problem_of(ACTIVATIONS["swiglu"]), 9)
+    situ = keys.of_problem(problem_of(ACTIVATIONS["situ"]), 9)
+    same = [one.op for one, other in zip(swiglu, situ, strict=True) if one == other]
+    assert same == [Op.FC2_FORWARD, Op.FC2_WGRAD, Op.FC1_DGRAD, Op.FC1_WGRAD]
+    halves = keys.of_problem(problem_of(ActivationSpec(Activation.SWIGLU, None)), 9)
+    assert halves[4] != swiglu[4]
+    assert halves[1] == swiglu[1]
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_training_needs_six_kernels(name):
+    found = keys.of_problem(problem_of(ACTIVATIONS[name]), 9, prob=DType.BFLOAT16)
+    assert sorted(key.op.value for key in found) == sorted(op.value for op in Op)
