@@ -192,7 +192,7 @@ def part_keys() -> dict[tuple[Op, Tile, str], KernelKey]:
     """One key for each kernel, tile and variant of the parts' table."""
     found = {}
     for base in step_keys(Shape(1, 64, 64, 64), DType.FLOAT32, accumulate=True):
-        for tile in TILES[base.op]:
+        for tile in TILES.get(base.op, ()):
             for variant, changes in _VARIANTS.get(base.op, {"": {}}).items():
                 found[base.op, tile, variant] = dataclasses.replace(base, tile=tile, **changes)
     return found

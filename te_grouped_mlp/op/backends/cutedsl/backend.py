@@ -26,7 +26,7 @@ from te_grouped_mlp.op.backends.base import (
 from te_grouped_mlp.op.backends.cutedsl import arguments, capability, keys
 from te_grouped_mlp.op.backends.cutedsl.compile import target_arch
 from te_grouped_mlp.op.backends.cutedsl.config import Op
-from te_grouped_mlp.op.backends.cutedsl.launch import launcher_of
+from te_grouped_mlp.op.backends.cutedsl.launch import finish_rows, launcher_of, zero_tail
 from te_grouped_mlp.op.environment import Environment
 from te_grouped_mlp.op.formats import DType
 from te_grouped_mlp.op.gradients import WgradTarget
@@ -124,12 +124,10 @@ class CuteDslBackend:
             left, right, target, None, arguments.int32_offsets(a.splits),
             bias=bias, bias_scale=scale,
         )  # fmt: skip
+        if epilogue.zero_tail and not plan.call.rows_are_full:
+            zero_tail(target, a.splits.ends)
         if target is not out:
             out.copy_(target)
-        if epilogue.zero_tail and not plan.call.rows_are_full:
-            from te_grouped_mlp.op.backends.cutedsl import reductions
-
-            reductions.zero_tail(out, a.splits.ends)
 
     def dact_dgrad(
         self,
@@ -158,7 +156,7 @@ class CuteDslBackend:
             _dtype(prob), epilogue.want_dprob, made is not None,
         )  # fmt: skip
         if epilogue.want_dprob:
-            slots = memory.empty((-(-n // launch.key.tile.n), rows), torch.float32, a.device).t()
+            slots = memory.empty((-(-n // launch.tile.n), rows), torch.float32, a.device).t()
         if rows:
             launch(
                 a, b, grad, arguments.addressable(pre_activation),
@@ -201,14 +199,14 @@ def _finished(
     want_bias_grad: bool,
 ) -> DactResult:
     """Join the partial sums of `dact_dgrad`."""
-    from te_grouped_mlp.op.backends.cutedsl import reductions
-
     spec: ActivationSpec = plan.problem.activation
     dprob = bias_grad = None
     if slots is not None:
         rows = plan.layout.buffer_rows
-        dprob = reductions.finish_rows(slots, splits.ends) if rows else slots.new_zeros(0)
+        dprob = finish_rows(slots, splits.ends) if rows else slots.new_zeros(0)
     if want_bias_grad:
+        from te_grouped_mlp.op.backends.cutedsl import reductions
+
         bias_grad = reductions.column_sums(grad, None, splits.ends)
         if spec.is_gated:
             bias_grad = arguments.out_of_pairs(bias_grad, spec.interleave)

@@ -22,6 +22,12 @@ class Op(Enum):
     DACT_DGRAD = "dact_dgrad"
     FC1_WGRAD = "fc1_wgrad"
     FC2_WGRAD = "fc2_wgrad"
+    FINISH_ROWS = "finish_rows"
+    ZERO_TAIL = "zero_tail"
+
+
+ROW_OPS = (Op.FINISH_ROWS, Op.ZERO_TAIL)
+"""Kernels over rows; they have no tile."""
 
 
 _VIEW_ON_TILE_N = frozenset({Op.FC1_ACT})

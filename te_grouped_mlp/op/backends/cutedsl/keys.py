@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from te_grouped_mlp.op.backends.cutedsl.config import Op, Tile, choose
+from te_grouped_mlp.op.backends.cutedsl.config import ROW_OPS, Op, Tile, choose
 from te_grouped_mlp.op.formats import DType
 from te_grouped_mlp.op.problem import Activation, ActivationSpec, Problem
 
@@ -26,7 +26,7 @@ class KernelKey:
     Attributes:
         op: Which kernel.
         arch: Major compute capability, 9 or 10.
-        tile: Its tile.
+        tile: Its tile; None for kernels over rows.
         spec: The activation, reduced to what the code uses; None for plain products.
         bias: There is a bias.
         scale: Type of the value per row (the probability, or the scale of the bias), or None.
@@ -39,7 +39,7 @@ class KernelKey:
 
     op: Op
     arch: int
-    tile: Tile
+    tile: Tile | None = None
     spec: ActivationSpec | None = None
     bias: bool = False
     scale: DType | None = None
@@ -115,6 +115,7 @@ def of_problem(
         wgrad(problem, arch, Op.FC2_WGRAD, grad, accumulate),
         gemm(problem, arch, Op.FC1_DGRAD),
         wgrad(problem, arch, Op.FC1_WGRAD, grad, accumulate),
+        *(KernelKey(op, arch) for op in ROW_OPS),
     )
 
 

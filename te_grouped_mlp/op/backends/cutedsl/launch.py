@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from te_grouped_mlp.op import memory
 from te_grouped_mlp.op.backends.cutedsl import compile as kernels
 from te_grouped_mlp.op.backends.cutedsl.config import Op
 from te_grouped_mlp.op.backends.cutedsl.keys import KernelKey
@@ -24,14 +25,15 @@ class Launcher:
     """Launches one kernel on one device, on torch's current stream; never synchronises.
 
     Attributes:
-        key: Of the kernel.
+        key, tile: Of the kernel.
     """
 
     def __init__(self, key: KernelKey, device: int) -> None:
         with kernels.deprecations_ignored():
             from te_grouped_mlp.op.backends.cutedsl.kernels import quack_base
 
-        self.key = key
+        assert key.tile is not None
+        self.key, self.tile = key, key.tile
         self._function = kernels.kernel(key)
         clusters = _active_clusters(key.tile.cluster_m * key.tile.cluster_n, device)
         self._scheduler = quack_base.scheduler_arguments(clusters)
@@ -82,6 +84,31 @@ def launcher_of(
         # The problem is kept, so that nothing else can get its identity.
         found = _by_problem[short] = (problem, launcher(make(problem, *what), device))
     return found[1]
+
+
+def finish_rows(slots: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Add the slots of every row in order.
+
+    Args:
+        slots: (rows, n_slots) fp32, strides (1, rows).
+        ends: int32 (G,), inclusive prefix sums of the experts' rows.
+
+    Returns:
+        fp32 (rows,), new; zero past the live rows.
+    """
+    out = memory.empty((slots.shape[0],), torch.float32, slots.device)
+    _row_kernel(Op.FINISH_ROWS)(slots, ends, out)
+    return out
+
+
+def zero_tail(out: torch.Tensor, ends: torch.Tensor) -> None:
+    """Write zeros to the rows of `out` (rows, N) bf16, row-major, N even, past the live ones."""
+    _row_kernel(Op.ZERO_TAIL)(out, ends)
+
+
+@functools.cache
+def _row_kernel(op: Op) -> Callable[..., None]:
+    return kernels.kernel(KernelKey(op, kernels.target_arch()))
 
 
 @functools.cache

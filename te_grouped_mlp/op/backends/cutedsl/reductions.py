@@ -1,6 +1,6 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Small kernels around the products, in Triton: fixed-order sums and the rows past the live ones.
+"""Bias gradients and the gradient of a bias's scale on a GPU, in Triton, in a fixed order.
 
 No result depends on a buffer's length or on other experts' rows: the order of a sum follows from
 constants and from the rows of the one expert. None of these synchronises. CUDA tensors only.
@@ -18,34 +18,6 @@ _ROWS = 64
 _COLUMNS = 64
 _SEGMENTS = 16
 """Parts of an expert's rows that are summed side by side; a constant, so the order is fixed."""
-
-
-def finish_rows(slots: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Add the slots of every row in order.
-
-    Args:
-        slots: (rows, n_slots) fp32, strides (1, rows).
-        ends: int32 (G,), inclusive prefix sums of the experts' rows.
-
-    Returns:
-        fp32 (rows,), new; zero past the live rows.
-    """
-    rows, count = slots.shape
-    out = memory.empty((rows,), torch.float32, slots.device)
-    block = 128
-    _finish_rows[(triton.cdiv(rows, block),)](
-        slots, ends, out, rows, slots.stride(1), count, ends.numel(), block, 8, num_warps=4
-    )
-    return out
-
-
-def zero_tail(out: torch.Tensor, ends: torch.Tensor) -> None:
-    """Write zeros to the rows of `out` (rows, N), row-major, past the live ones."""
-    rows, cols = out.shape
-    block = 16
-    _zero_tail[(triton.cdiv(rows, block),)](
-        out, ends, rows, cols, out.stride(0), ends.numel(), block, 512, num_warps=4
-    )
 
 
 def column_sums(dy: torch.Tensor, scale: torch.Tensor | None, ends: torch.Tensor) -> torch.Tensor:
@@ -87,35 +59,7 @@ def row_dots(dy: torch.Tensor, bias: torch.Tensor, ends: torch.Tensor) -> torch.
     return out
 
 
-_RUN_TIME = ["rows", "cols", "stride", "count", "groups", "total"]
-
-
-@triton.jit(do_not_specialize=_RUN_TIME)
-def _finish_rows(
-    slots, ends, out, rows, stride, count, groups, BLOCK: tl.constexpr, DEEP: tl.constexpr
-):
-    live = tl.load(ends + groups - 1)
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for first in range(0, count, DEEP):
-        slot = first + tl.arange(0, DEEP)
-        at = slots + slot[:, None].to(tl.int64) * stride + row[None, :]
-        inside = (slot[:, None] < count) & (row[None, :] < live)
-        total += tl.sum(tl.load(at, mask=inside, other=0.0), 0)
-    tl.store(out + row, total, mask=row < rows)
-
-
-@triton.jit(do_not_specialize=_RUN_TIME)
-def _zero_tail(out, ends, rows, cols, stride, groups, BLOCK: tl.constexpr, WIDE: tl.constexpr):
-    live = tl.load(ends + groups - 1)
-    first = tl.program_id(0) * BLOCK
-    if first + BLOCK > live:
-        row = first + tl.arange(0, BLOCK)
-        for start in range(0, cols, WIDE):
-            col = start + tl.arange(0, WIDE)
-            at = out + row[:, None].to(tl.int64) * stride + col[None, :]
-            dead = (row[:, None] >= live) & (row[:, None] < rows) & (col[None, :] < cols)
-            tl.store(at, tl.zeros((BLOCK, WIDE), out.dtype.element_ty), mask=dead)
+_RUN_TIME = ["rows", "cols", "stride", "groups", "total"]
 
 
 @triton.jit(do_not_specialize=_RUN_TIME)

@@ -78,7 +78,7 @@ def test_accumulators(tile, registers):
 
 @pytest.mark.parametrize("arch", [9, 10])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("op", Op)
+@pytest.mark.parametrize("op", [op for op in Op if op not in config.ROW_OPS])
 def test_every_choice_is_allowed(op, bias, arch):
     for n in (64, 192, 384, 768, 1536, 2048, 4096, 7168, 8192, 28672):
         for k in (64, 768, 2048, 4096, 14336):
@@ -115,13 +115,13 @@ def test_plain_products_behind_gated_activations_share_their_kernels():
     swiglu = keys.of_problem(problem_of(ACTIVATIONS["swiglu"]), 9)
     situ = keys.of_problem(problem_of(ACTIVATIONS["situ"]), 9)
     same = [one.op for one, other in zip(swiglu, situ, strict=True) if one == other]
-    assert same == [Op.FC2_FORWARD, Op.FC2_WGRAD, Op.FC1_DGRAD, Op.FC1_WGRAD]
+    assert same == [Op.FC2_FORWARD, Op.FC2_WGRAD, Op.FC1_DGRAD, Op.FC1_WGRAD, *config.ROW_OPS]
     halves = keys.of_problem(problem_of(ActivationSpec(Activation.SWIGLU, None)), 9)
     assert halves[4] != swiglu[4]
     assert halves[1] == swiglu[1]
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_training_needs_six_kernels(name):
+def test_training_needs_each_kernel_once(name):
     found = keys.of_problem(problem_of(ACTIVATIONS[name]), 9, prob=DType.BFLOAT16)
     assert sorted(key.op.value for key in found) == sorted(op.value for op in Op)

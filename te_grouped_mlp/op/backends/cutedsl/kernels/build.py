@@ -7,7 +7,7 @@ from typing import Any
 from cutlass import BFloat16, Float32
 
 from te_grouped_mlp.op.backends.cutedsl.config import Op
-from te_grouped_mlp.op.backends.cutedsl.kernels import dact_dgrad, fc1_act, gemm, wgrad
+from te_grouped_mlp.op.backends.cutedsl.kernels import dact_dgrad, fc1_act, gemm, rows, wgrad
 from te_grouped_mlp.op.backends.cutedsl.kernels.quack_base import (
     Epilogue,
     Operands,
@@ -16,11 +16,15 @@ from te_grouped_mlp.op.backends.cutedsl.kernels.quack_base import (
 from te_grouped_mlp.op.backends.cutedsl.keys import KernelKey
 from te_grouped_mlp.op.formats import DType
 
+_ROWS = {Op.FINISH_ROWS: rows.compile_finish_rows, Op.ZERO_TAIL: rows.compile_zero_tail}
 _TYPES = {DType.BFLOAT16: BFloat16, DType.FLOAT32: Float32}
 
 
 def build(key: KernelKey) -> Any:
     """Compile the kernel of `key` for the process's target; see `quack_base.compile_kernel`."""
+    if key.op in _ROWS:
+        return _ROWS[key.op]()
+    assert key.tile is not None
     gated = key.spec is not None and key.spec.is_gated
     cls, operands, values = _PARTS[key.op](key, gated)
     width = key.spec.interleave if gated else None
