@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -74,11 +75,12 @@ def split_values(values: Sequence[int], buffer_rows: int, multiple: int) -> None
     Raises:
         ValueError: A split is negative or no multiple of `multiple`, or the sum exceeds the buffer.
     """
-    for index, value in enumerate(values):
-        if value < 0 or value % multiple:
-            raise ValueError(
-                f"split_sizes[{index}] is {value}; allowed: 0 or a positive multiple of {multiple}"
-            )
+    if values and (min(values) < 0 or math.gcd(*values) % multiple):
+        wrong = next(i for i, value in enumerate(values) if value < 0 or value % multiple)
+        raise ValueError(
+            f"split_sizes[{wrong}] is {values[wrong]}; allowed: 0 or a positive multiple of "
+            f"{multiple}"
+        )
     if sum(values) > buffer_rows:
         raise ValueError(
             f"split_sizes sum to {sum(values)}; allowed: at most {buffer_rows}, the input's rows"

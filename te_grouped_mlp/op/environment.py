@@ -154,17 +154,34 @@ def read_switches() -> Switches:
     Raises:
         ValueError: A variable has a value that is not allowed; the message names both.
     """
-    return Switches(
-        fused=_integer(FUSED_SWITCH, 0) > 0,
-        backend=os.environ.get(BACKEND_SWITCH, "auto") or "auto",
-        full_rows=_integer(FULL_ROWS_SWITCH, 0) > 0,
-        check=_integer(CHECK_SWITCH, 0) > 0,
-        allow_nondeterministic=_integer(DETERMINISM_SWITCH, 1) != 0,
+    read = os.environ.get
+    return _switches(
+        read(FUSED_SWITCH),
+        read(BACKEND_SWITCH),
+        read(FULL_ROWS_SWITCH),
+        read(CHECK_SWITCH),
+        read(DETERMINISM_SWITCH),
     )
 
 
-def _integer(name: str, default: int) -> int:
-    text = os.environ.get(name, "")
+@functools.lru_cache(maxsize=16)
+def _switches(
+    fused: str | None,
+    backend: str | None,
+    full_rows: str | None,
+    check: str | None,
+    allow_nondeterministic: str | None,
+) -> Switches:
+    return Switches(
+        fused=_integer(FUSED_SWITCH, fused, 0) > 0,
+        backend=backend or "auto",
+        full_rows=_integer(FULL_ROWS_SWITCH, full_rows, 0) > 0,
+        check=_integer(CHECK_SWITCH, check, 0) > 0,
+        allow_nondeterministic=_integer(DETERMINISM_SWITCH, allow_nondeterministic, 1) != 0,
+    )
+
+
+def _integer(name: str, text: str | None, default: int) -> int:
     if not text:
         return default
     try:

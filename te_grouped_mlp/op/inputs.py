@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op import checks, gradients, memory
+from te_grouped_mlp.op import checks, gradients, memory, te_adapter
 from te_grouped_mlp.op.environment import (
     FULL_ROWS_SWITCH,
     Environment,
@@ -137,7 +137,7 @@ def refuse_carrier(op: Any, attribute: str) -> None:
         RuntimeError: The op announces one: no released TE has a function that decodes it, and
             reading it as bf16 would be silent nonsense.
     """
-    if getattr(op, attribute, False):
+    if te_adapter.flag(op, attribute):
         raise RuntimeError(
             f"{attribute} is set on {type(op).__name__}, but the installed Transformer Engine has "
             "no function that decodes such a tensor; allowed: a plain tensor or a GroupedTensor"
@@ -147,7 +147,7 @@ def refuse_carrier(op: Any, attribute: str) -> None:
 def unit_scale(activation: Any, problem: Problem) -> bool:
     """Whether the activation's probabilities are one by agreement and their tensor is unused."""
     return is_single_group(problem.num_groups) and bool(
-        getattr(activation, UNIT_SCALE_ATTRIBUTE, False)
+        te_adapter.flag(activation, UNIT_SCALE_ATTRIBUTE)
     )
 
 

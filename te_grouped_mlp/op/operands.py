@@ -80,6 +80,12 @@ class GroupedOperand:
     column: QuantizedCopy | None = None
     plain: torch.Tensor | None = None
 
+    def without_row(self) -> GroupedOperand:
+        """Return the operand without its row copy, which only the forward reads."""
+        return GroupedOperand(
+            self.format, self.shape, self.layout, self.splits, None, self.column, self.plain
+        )
+
 
 @dataclass(frozen=True)
 class WeightOperand:

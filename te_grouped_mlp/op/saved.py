@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -89,11 +88,14 @@ def activations(state: SavedState) -> list[torch.Tensor]:
     return [tensor for tensor in found if tensor is not state.prob]
 
 
-_FIELDS = {
-    holder: tuple(field.name for field in dataclasses.fields(holder))
-    for holder in (SavedState, Splits, GroupedOperand, QuantizedCopy, WeightOperand)
+_TENSORS = {
+    SavedState: ("splits", "prob", "x", "pre_activation", "activated", "w1", "w2"),
+    Splits: ("sizes", "ends", "offsets", "element_offsets"),
+    GroupedOperand: ("splits", "row", "column", "plain"),
+    QuantizedCopy: ("data", "scale"),
+    WeightOperand: ("data", "scale"),
 }
-"""Records that hold tensors, and the names of their fields in the constructor's order."""
+"""Records that hold tensors, and their fields where those may lie."""
 
 
 def _row_prefix_tensors(state: SavedState) -> list[tuple[torch.Tensor, bool]]:
@@ -111,6 +113,8 @@ def _row_prefix_tensors(state: SavedState) -> list[tuple[torch.Tensor, bool]]:
 
 def _take_out(value: Any, tensors: list[torch.Tensor], known: dict[int, Any]) -> Any:
     """Replace tensors by slots; a record that occurs twice, as the splits do, is taken out once."""
+    if value is None:
+        return None
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return _Slot(len(tensors) - 1)
@@ -120,12 +124,12 @@ def _take_out(value: Any, tensors: list[torch.Tensor], known: dict[int, Any]) ->
         return _Slot(len(tensors) - len(value), len(tensors))
     if isinstance(value, dict):
         return {key: _take_out(item, tensors, known) for key, item in value.items()}
-    fields = _FIELDS.get(type(value))
+    fields = _TENSORS.get(type(value))
     if fields is None:
         return value
     if id(value) not in known:
-        parts = [_take_out(getattr(value, name), tensors, known) for name in fields]
-        known[id(value)] = type(value)(*parts)
+        parts = {name: _take_out(getattr(value, name), tensors, known) for name in fields}
+        known[id(value)] = _with(value, parts)
     return known[id(value)]
 
 
@@ -136,10 +140,18 @@ def _put_back(value: Any, tensors: Sequence[torch.Tensor], known: dict[int, Any]
         )
     if isinstance(value, dict):
         return {key: _put_back(item, tensors, known) for key, item in value.items()}
-    fields = _FIELDS.get(type(value))
+    fields = _TENSORS.get(type(value))
     if fields is None:
         return value
     if id(value) not in known:
-        parts = [_put_back(getattr(value, name), tensors, known) for name in fields]
-        known[id(value)] = type(value)(*parts)
+        parts = {name: _put_back(getattr(value, name), tensors, known) for name in fields}
+        known[id(value)] = _with(value, parts)
     return known[id(value)]
+
+
+def _with(record: Any, parts: dict[str, Any]) -> Any:
+    """Return a copy of a frozen record with other parts; `dataclasses.replace` is far slower."""
+    copy = object.__new__(type(record))
+    copy.__dict__.update(record.__dict__)
+    copy.__dict__.update(parts)
+    return copy

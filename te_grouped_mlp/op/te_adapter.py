@@ -43,6 +43,7 @@ __all__ = [
     "activation_spec",
     "clear_tensor_data",
     "compute_dtype",
+    "flag",
     "format_of",
     "host_splits",
     "is_gemm_ready",
@@ -91,6 +92,11 @@ def parameters(op: Any) -> list[torch.Tensor]:
 @functools.cache
 def _weight_names(num_groups: int) -> tuple[str, ...]:
     return tuple(f"weight{index}" for index in range(num_groups))
+
+
+def flag(op: Any, name: str) -> bool:
+    """Whether an op has an attribute that is true. A module is slow to say that it has none."""
+    return (name in op.__dict__ or hasattr(type(op), name)) and bool(getattr(op, name))
 
 
 def is_quantized(weight: torch.Tensor) -> bool:

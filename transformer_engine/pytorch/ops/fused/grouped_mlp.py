@@ -15,7 +15,6 @@ made by the forward and read by the backward.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -101,7 +100,7 @@ class _GroupedMLP_CuTeGEMMBase(fusion.UpstreamSeams, FusedOperation):  # noqa: N
         Raises:
             ValueError, TypeError, RuntimeError: Before any kernel; the message names the argument.
         """
-        ops, env, problem = self.basic_ops, environment.current(), self._problem()
+        ops, env, problem = tuple(self.basic_ops), environment.current(), self._problem()
         inputs = read_inputs(ops, problem, input_, basic_op_extra_inputs, basic_op_kwargs)
         prob = basic_op_extra_inputs[1][0]
         host = te_adapter.host_splits(inputs.split_sizes, env.switches)
@@ -130,7 +129,7 @@ class _GroupedMLP_CuTeGEMMBase(fusion.UpstreamSeams, FusedOperation):  # noqa: N
             RuntimeError: Determinism is demanded now and was not when the plan was made, or FC2
                 announces a gradient that only claims to be bf16.
         """
-        ctx, ops = basic_op_ctxs[0], self.basic_ops
+        ctx, ops = basic_op_ctxs[0], tuple(self.basic_ops)
         state = saved.restore(ctx.skeleton, ctx.saved_tensors)
         plan = state.plan
         selection.require_no_stronger_demand(plan, environment.read_switches())
@@ -185,9 +184,9 @@ def _forward(
         plan=plan,
         splits=splits,
         prob=inputs.prob,
-        x=dataclasses.replace(x, row=None) if dw1 else None,
+        x=x.without_row() if dw1 else None,
         pre_activation=first.pre_activation,
-        activated=dataclasses.replace(first.activated, row=None) if keeps_activated else None,
+        activated=first.activated.without_row() if keeps_activated else None,
         w1=weights.to_save(w1, problem.fc1, fmt, wanted=dx),
         w2=weights.to_save(w2, problem.fc2, fmt, wanted=call.needs_dact),
         owns_x=fmt.is_block_scaled and not te_adapter.is_gemm_ready(inputs.x),
