@@ -33,7 +33,7 @@ from te_grouped_mlp.patches.structure import (
 _BEHIND = "tegm_behind"
 
 _HELPERS = '''
-def _tegm_check_probs_behind_fc2(config, fc2_has_bias, output_buffer):
+def _tegm_check_probs_behind_fc2(config, fc2_has_bias, zero_copy_buffer):
     """Refuse what cannot be kept when the probabilities are applied behind FC2.
 
     Raises:
@@ -45,7 +45,7 @@ def _tegm_check_probs_behind_fc2(config, fc2_has_bias, output_buffer):
             f"{mode} to the output of FC2, which an FC2 bias (add_bias_linear=True) does not "
             "allow. Set add_bias_linear=False, or deterministic_mode=False."
         )
-    if output_buffer is not None:
+    if zero_copy_buffer is not None:
         raise RuntimeError(
             f"{mode} to a new output tensor, so the zero-copy output buffer "
             "(moe_ncclep_zero_copy=True) would not hold the result. Set "

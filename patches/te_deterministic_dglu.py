@@ -59,7 +59,7 @@ def _tegm_nondeterministic(activation_op, fc1_op, scale_bias):
 
 _METHOD = f'''
 @classmethod
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def {_QUESTION}(cls) -> bool:
     """Whether the dGLU wrapper of the installed frontend can produce a bit-exact ``dprob``."""
     return _tegm_kernel_takes_deterministic(cls.grouped_gemm_dactivation_kernel)

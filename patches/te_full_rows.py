@@ -28,7 +28,7 @@ from te_grouped_mlp.patches.te_sites import (
 _SAVED = "fc1_ctx.tegm_dense_single_group"
 
 _HELPER = '''
-def _tegm_rows_are_full(split_sizes, rows, unit_activation_scale):
+def _tegm_rows_are_full(split_sizes, rows, unit_scale):
     """Whether the only group is known to fill the buffer.
 
     Never waits for the device, unless NVTE_GROUPED_MLP_CHECK=1 asks for it.
@@ -39,7 +39,7 @@ def _tegm_rows_are_full(split_sizes, rows, unit_activation_scale):
     wish = os.environ.get("NVTE_GROUPED_MLP_FULL_ROWS", "0")
     if wish not in ("0", "1"):
         raise ValueError(f"NVTE_GROUPED_MLP_FULL_ROWS is {wish!r}; allowed: 0, 1 or unset")
-    promise = unit_activation_scale or wish == "1"
+    promise = unit_scale or wish == "1"
     on_host = split_sizes.device.type == "cpu"
     checked = promise and os.environ.get("NVTE_GROUPED_MLP_CHECK", "0") == "1"
     if not on_host and not checked:
@@ -47,7 +47,7 @@ def _tegm_rows_are_full(split_sizes, rows, unit_activation_scale):
     live = int(split_sizes.sum())
     if promise and live != rows:
         source = "NVTE_GROUPED_MLP_FULL_ROWS"
-        if unit_activation_scale:
+        if unit_scale:
             source = "a unit activation scale"
         raise ValueError(
             f"split_sizes add up to {live}, but the buffer has {rows} rows, and {source} promises "

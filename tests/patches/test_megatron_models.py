@@ -95,7 +95,7 @@ def test_ops_before_the_guards_are_refused() -> None:
 
 def test_request_in_an_odd_place_is_refused() -> None:
     odd = trees.megatron_source(own_rewrite=True).replace(
-        "        with nullcontext():", "        with nullcontext(self.config.deterministic_mode):"
+        "nullcontext()", "nullcontext(self.config.deterministic_mode)"
     )
     with pytest.raises(Mismatch, match="asked for at a further place"):
         compose(odd.encode(), [SKIP])

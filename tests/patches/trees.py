@@ -97,8 +97,7 @@ def _group_quantize_for_grouped_mlp(x, quantizer, num_groups, splits, *, offsets
     return tex.quantize(x)
 
 
-def _group_quantize_with_amax_for_grouped_mlp(
-    x,
+def _group_quantize_with_amax_for_grouped_mlp(x,
     quantizer,
     num_groups,
     splits,
@@ -131,66 +130,55 @@ def _single_group_fc2_gemm(out):
 class _GroupedMLP_CuTeGEMMBase:
     @classmethod
     def grouped_gemm_dactivation_kernel(cls):
-        raise NotImplementedError
+        raise AssertionError("the classes below have kernels")
 
     @classmethod
     def grouped_gemm_dactivation_is_deterministic(cls):
         return False
 
-    @classmethod
-    def is_supported(cls):
-        return True
-
     def __init__(self, fc1, activation, fc2):
         self.basic_ops = (fc1, activation, fc2)
 
     def fuser_forward(self, basic_op_ctxs, input_, *, basic_op_extra_inputs, nvfp4=False):
-        fc1_op, activation_op, fc2_op = self.basic_ops
+        (fc1_op, activation_op, fc2_op) = self.basic_ops
         fc1_ctx, _, fc2_ctx = basic_op_ctxs
-        in_shape = list(input_.size())
+        in_shape = list(input_.shape)
         num_groups = fc1_op.num_groups{DECISION}
         split_sizes = basic_op_extra_inputs[0][0]
-        scales = basic_op_extra_inputs[1][0]
+        n, s = num_groups, split_sizes
+        scales = basic_op_extra_inputs[1][-1]
         unit_activation_scale = bool(getattr(activation_op, "unit", False))
-        if unit_activation_scale and num_groups != 1:
-            unit_activation_scale = False
+        if num_groups != 1 and unit_activation_scale:
+            unit_activation_scale = not unit_activation_scale
         runtime_offsets = _cudnn_frontend_supports_single_group_runtime_offsets(
             type(activation_op)
         )
         use_offsetless_metadata = {ONE} and unit_activation_scale and runtime_offsets
         EVENTS.append(("offsets", use_offsetless_metadata))
-        if fc1_op.single_grouped_weight:
-            grouped_fc1_weight = _group_quantize_for_grouped_mlp(
-                fc1_op.weight,
+        grouped_weight = fc1_op.single_grouped_weight
+        if grouped_weight:
+            grouped_fc1_weight = _group_quantize_for_grouped_mlp(fc1_op.weight,
                 "mxfp8",
                 num_groups,
                 None{KW},
             )
-            grouped_fc2_weight = _group_quantize_for_grouped_mlp(
-                fc2_op.weight, "mxfp8", num_groups, None{KW}
-            )
-        grouped_fc1_x = _group_quantize_for_grouped_mlp(
-            input_, "mxfp8", num_groups, split_sizes{KW}
-        )
+            grouped_fc2_weight = _group_quantize_for_grouped_mlp(fc2_op.weight, "mxfp8", n, s{KW})
+        grouped_fc1_x = _group_quantize_for_grouped_mlp(input_, "mxfp8", n, s{KW})
         fc1_activation_kwargs = {{}}
         if runtime_offsets:
             fc1_activation_kwargs["use_single_group_runtime_offsets"] = {ONE}
         EVENTS.append(
             ("FC1 kernel", fc1_activation_kwargs.get("use_single_group_runtime_offsets", False))
         )
-        if fc1_op.single_grouped_weight:
+        if grouped_weight:
             use_single_group_weight_swizzle = {ONE}
             EVENTS.append(("FC1 grouped scales", use_single_group_weight_swizzle))
         else:
             use_single_discrete_weight = {ONE}
             EVENTS.append(("FC1 discrete weight", use_single_discrete_weight))
         if nvfp4:
-            grouped_fc2_x = _group_quantize_with_amax_for_grouped_mlp(
-                grouped_fc1_x, "nvfp4", num_groups, split_sizes{KW}
-            )
-            grouped_fc2_x = _group_quantize_for_grouped_mlp(
-                grouped_fc1_x, "nvfp4", num_groups, split_sizes{KW}
-            )
+            grouped_fc2_x = _group_quantize_with_amax_for_grouped_mlp("x", "nvfp4", n, s{KW})
+            grouped_fc2_x = _group_quantize_for_grouped_mlp("x", "nvfp4", n, s{KW})
             if {ONE} and grouped_fc2_x is not None:
                 fc2_out_buf = _single_group_fc2_gemm("out")
             else:
@@ -204,25 +192,25 @@ class _GroupedMLP_CuTeGEMMBase:
                     fc2_quant_kwargs["use_single_group_runtime_offsets"] = {ONE}
                 EVENTS.append(("FC2 kernel", any(fc2_quant_kwargs.values())))
         fc1_ctx.saved = (split_sizes, scales)
-        fc1_ctx.unit_activation_scale = unit_activation_scale
+        fc1_ctx.unit = unit_activation_scale
         return input_
 
     def fuser_backward(self, basic_op_ctxs, grad_output, *, recompute=False):
-        fc1_op, activation_op, fc2_op = self.basic_ops
+        (fc1_op, activation_op, fc2_op) = self.basic_ops
         fc1_ctx, _, fc2_ctx = basic_op_ctxs
         split_sizes, scales = fc1_ctx.saved
         num_groups = fc1_op.num_groups{DECISION}
+        n, s = num_groups, split_sizes
         scale_bias = fc2_op.scale_bias
-        grouped_fc2_dy = _group_quantize_for_grouped_mlp(
-            grad_output, "mxfp8", num_groups, split_sizes{KW}
-        )
-        unit_activation_scale = bool(getattr(fc1_ctx, "unit_activation_scale", False)){CHECK}
-        dscales_tensor = None
-        if not unit_activation_scale:
+        grouped_fc2_dy = _group_quantize_for_grouped_mlp(grad_output, "mxfp8", n, s{KW})
+        unit_activation_scale = bool(fc1_ctx.unit){CHECK}
+        dscales_tensor: object = None
+        if unit_activation_scale is False:
             dscales_tensor = torch.zeros_like(scales)
         fc2_dactivation_kwargs = {{"dprob_tensor": dscales_tensor}}
         dactivation_kernel = self.grouped_gemm_dactivation_kernel(){FLAG}
-        if _cudnn_frontend_supports_single_group_runtime_offsets(type(activation_op)):
+        offsets = _cudnn_frontend_supports_single_group_runtime_offsets(type(activation_op))
+        if offsets:
             fc2_dactivation_kwargs["use_single_group_runtime_offsets"] = {ONE}
         KERNEL_ARGUMENTS.clear()
         KERNEL_ARGUMENTS.update(fc2_dactivation_kwargs)
@@ -234,32 +222,26 @@ class _GroupedMLP_CuTeGEMMBase:
         )
         use_single_discrete_weight = {ONE}
         EVENTS.append(("FC2 discrete weight", use_single_discrete_weight))
-        fc2_dgrad_kernel_out = dactivation_kernel(**fc2_dactivation_kwargs)
-        grad_scales = fc2_dgrad_kernel_out["dprob_tensor"]
+        grad_scales = dactivation_kernel(**fc2_dactivation_kwargs)["dprob_tensor"]
         if recompute:
-            grouped_fc2_x = _group_quantize_for_grouped_mlp(
-                "recomputed", "nvfp4", num_groups, split_sizes{KW}
-            )
-        grouped_fc1_dy = _group_quantize_for_grouped_mlp(
-            grad_output, "nvfp4", num_groups, split_sizes{KW}
-        )
+            grouped_fc2_x = _group_quantize_for_grouped_mlp("again", "nvfp4", n, s{KW})
+        grouped_fc1_dy = _group_quantize_for_grouped_mlp(grad_output, "nvfp4", n, s{KW})
         fc2_grad_params = _compute_grad_params(fc2_op, num_groups, label="FC2"{KW})
         use_single_group_dense_dgrad = {ONE}
         EVENTS.append(("FC1 dgrad", use_single_group_dense_dgrad))
         if not use_single_group_dense_dgrad:
             fc1_dgrad_kwargs = {{}}
-            if _cudnn_frontend_supports_single_group_runtime_offsets(type(activation_op)):
+            if offsets:
                 fc1_dgrad_kwargs["use_single_group_runtime_offsets"] = {ONE}
             EVENTS.append(("FC1 kernel", any(fc1_dgrad_kwargs.values())))
-        fc1_grad_params = _compute_grad_params(
-            fc1_op,
+        fc1_grad_params = _compute_grad_params(fc1_op,
             num_groups,
             label="FC1"{KW},
         )
-        if unit_activation_scale:
-            activation_grad_extra = (None,)
+        if unit_activation_scale:  # nobody asks for it
+            activation_grad_extra = tuple([None])
         else:
-            activation_grad_extra = (grad_scales,) if grad_scales is not None else ()
+            activation_grad_extra = () if grad_scales is None else (grad_scales,)
         return grad_output, [fc1_grad_params, fc2_grad_params], activation_grad_extra
 
 
@@ -271,14 +253,20 @@ def dsrelu_kernel(*, dprob_tensor, deterministic=None):
     return {{"dprob_tensor": torch.ones(4) if dprob_tensor is None else dprob_tensor}}
 
 
-class GroupedMLP_CuTeGEMMGLU(_GroupedMLP_CuTeGEMMBase):
+class Supported:
     @classmethod
-    @functools.lru_cache(maxsize=None)
+    def is_supported(cls):
+        return True
+
+
+class GroupedMLP_CuTeGEMMGLU(Supported, _GroupedMLP_CuTeGEMMBase):
+    @classmethod
+    @functools.cache
     def grouped_gemm_dactivation_kernel(cls):
         return dglu_kernel
 
 
-class GroupedMLP_CuTeGEMMUnary(_GroupedMLP_CuTeGEMMBase):
+class GroupedMLP_CuTeGEMMUnary(Supported, _GroupedMLP_CuTeGEMMBase):
     @classmethod
     def grouped_gemm_dactivation_kernel(cls):
         return dsrelu_kernel
@@ -289,31 +277,29 @@ class GroupedMLP_CuTeGEMMUnary(_GroupedMLP_CuTeGEMMBase):
 
 
 # Tell the fuser.
-if GroupedMLP_CuTeGEMMGLU.is_supported():
+if GroupedMLP_CuTeGEMMGLU.is_supported() is True:
     register_forward_backward_fusion("glu", prepend=True)
-if GroupedMLP_CuTeGEMMUnary.is_supported():
+if GroupedMLP_CuTeGEMMUnary.is_supported() is True:
     register_forward_backward_fusion("unary", prepend=True)
 """
 
 _CHECK = """
-        deterministic_dactivation = (
-            not unit_activation_scale and _deterministic_algorithms_required()
-        )
-        if deterministic_dactivation:
-            dprob_is_deterministic = (
-                self.grouped_gemm_dactivation_is_deterministic() and not scale_bias
-            )
-            if not dprob_is_deterministic:
+        asked = _deterministic_algorithms_required()
+        deterministic_dactivation = asked and not unit_activation_scale
+        if deterministic_dactivation and asked:
+            kernel_can = self.grouped_gemm_dactivation_is_deterministic()
+            dprob_is_deterministic = not scale_bias and kernel_can
+            if not dprob_is_deterministic:  # atomics
                 raise RuntimeError("upstream refuses")"""
 
 _FLAG = """
-        if deterministic_dactivation:
+        if deterministic_dactivation and asked:
             fc2_dactivation_kwargs["deterministic"] = True"""
 
 _DECISION = """
-        use_dense_single_group = num_groups == 1 and (
-            _cudnn_frontend_supports_single_group_runtime_offsets(type(activation_op))
-        )"""
+        kind = type(activation_op)
+        can = _cudnn_frontend_supports_single_group_runtime_offsets(kind)
+        use_dense_single_group = can and num_groups == 1"""
 
 
 def te_source(version: str) -> str:
@@ -335,7 +321,7 @@ def te_source(version: str) -> str:
 
 _MEGATRON = '''
 """A model of the experts on the operation fuser."""
-from contextlib import nullcontext
+import contextlib
 
 import torch
 
@@ -351,35 +337,30 @@ class TEGroupedMLP(torch.nn.Module):
         return output[: sum(tokens)]
 
     def _fused_forward(
-        self,
-        permuted_local_hidden_states,
-        tokens_per_expert,
-        permuted_probs,
+        self, permuted_local_hidden_states, tokens_per_expert, permuted_probs,
         output_buffer=None,
         grad_input_buffer=None,
     ):
         """Run the ops."""{OWN}
-        if self._fused_ops is None:
-            self._fused_ops = (self._make_fused_ops(),)
-        (ops,) = self._fused_ops
+        if None is self._fused_ops:
+            self._fused_ops = [self._make_fused_ops()]
+        ops = self._fused_ops[0]
 
-        unpadded_tokens_per_expert = None
-        with nullcontext():
-            op_kwargs = {{}}
-            if output_buffer is not None:
+        unpadded_tokens_per_expert, op_kwargs = None, {{}}
+        with contextlib.nullcontext():
+            if output_buffer is not None and OUTPUT_BUFFER_KEY:
                 op_kwargs[-1] = {{OUTPUT_BUFFER_KEY: output_buffer}}
             fc2_extra_inputs = (tokens_per_expert,)
             if self.linear_fc2.use_bias:
                 fc2_extra_inputs = (tokens_per_expert, permuted_probs)
             output = ops(
-                permuted_local_hidden_states,
-                tokens_per_expert,
+                permuted_local_hidden_states, tokens_per_expert,
                 {PROBS},  # the activation's scales
                 *fc2_extra_inputs,
                 **({{"op_kwargs": op_kwargs}} if op_kwargs else {{}}),
             )
-        if unpadded_tokens_per_expert is not None:
-            output = self.quantization_unpadding(output, unpadded_tokens_per_expert)
+        if unpadded_tokens_per_expert:
+            output = self.quantization_unpadding(tokens=unpadded_tokens_per_expert, output=output)
         return output
 '''
 
@@ -396,10 +377,10 @@ def megatron_source(own_rewrite: bool = False) -> str:
     probs = "torch.ones_like(permuted_probs) if behind else permuted_probs"
     text = _MEGATRON.lstrip("\n").format(OWN=_OWN_REWRITE, PROBS=probs)
     return text.replace(
-        "        if unpadded_tokens_per_expert is not None:\n",
+        "        if unpadded_tokens_per_expert:\n",
         "        if behind:\n"
         "            output = (output.float() * permuted_probs[:, None].float()).to(output.dtype)\n"
-        "        if unpadded_tokens_per_expert is not None:\n",
+        "        if unpadded_tokens_per_expert:\n",
     )
 
 
