@@ -1,0 +1,314 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The Blackwell backend: MXFP8 on the grouped-GEMM kernels of the cuDNN frontend.
+
+With PACKED rows every operation is one grouped launch, which ends at the last live row. With BUFFER
+rows (one expert that fills its buffer) the two launches through the activation compute every row,
+and the other products are Transformer Engine's dense one.
+
+Rounding points: products accumulate in fp32; the pre-activation is kept in bf16, but the forward's
+activation is evaluated on the unrounded values; gradients are quantized once, from fp32. The
+probability's gradient leaves in fp32, FC1's bias gradient in bf16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from te_grouped_mlp.op.backends.base import (
+    DactEpilogue,
+    DactResult,
+    Fc1Epilogue,
+    Fc1Result,
+    GemmEpilogue,
+)
+from te_grouped_mlp.op.backends.cudnn import (
+    arguments,
+    capability,
+    outputs,
+    streams,
+    te_calls,
+    views,
+)
+from te_grouped_mlp.op.backends.cudnn.launch import Launch
+from te_grouped_mlp.op.environment import Environment
+from te_grouped_mlp.op.gradients import WgradTarget
+from te_grouped_mlp.op.layout import GroupLayout, Kernel
+from te_grouped_mlp.op.operands import (
+    Axis,
+    GroupedOperand,
+    QuantizedCopy,
+    Splits,
+    WeightOperand,
+)
+from te_grouped_mlp.op.plan import Plan, Reject
+from te_grouped_mlp.op.problem import Call, Problem
+
+_WGRAD_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class CudnnBackend:
+    """See `backends.base.Backend` for the contract of every method."""
+
+    name = capability.NAME
+    host = capability.GPU
+
+    def refusal(self, problem: Problem, env: Environment) -> Reject | None:
+        """Say why no call of `problem` could run here; None when some can."""
+        return capability.refusal(problem, env, self.host)
+
+    def plan(self, problem: Problem, call: Call, env: Environment) -> Plan | Reject:
+        """Plan the call."""
+        found = capability.plan_launches(problem, call, env, self.host)
+        if isinstance(found, Reject):
+            return found
+        layout = GroupLayout.decide(
+            num_groups=problem.num_groups,
+            buffer_rows=call.rows,
+            rows_are_full=call.rows_are_full,
+            launches=found,
+        )
+        return Plan(self.name, problem, call, layout, found)
+
+    def fc1_act(
+        self, plan: Plan, x: GroupedOperand, w: WeightOperand, epilogue: Fc1Epilogue
+    ) -> Fc1Result:
+        """Compute ``act(x W1^T + b1) * prob``."""
+        spec, rows = plan.problem.activation, plan.layout.buffer_rows
+        _check(plan, "x", x, w, contracted=1)
+        device = _row(x, "x").data.device
+        if not rows:
+            return outputs.no_rows_fc1(plan, x.splits, w, epilogue, device)
+
+        call = Launch(plan, capability.act_wrappers(spec.kind)[0], device)
+        a = views.tokens("x", _row(x, "x"), x.shape, call.ends(x.splits))
+        b = views.experts(w)
+        bias = outputs.contiguous(epilogue.bias)
+        prob = outputs.probability(epilogue.prob)
+        if spec.is_gated:
+            keywords = arguments.glu(call.shared, a, b, spec, bias=bias, prob=prob)
+        else:
+            # The unary kernels multiply by a probability whatever happens.
+            prob = call.ones(rows) if prob is None else prob
+            keywords = arguments.srelu(call.shared, a, b, spec, bias=bias, prob=prob)
+
+        out = call.run(keywords, keep=b)
+        row = views.quantized_copy(out["d_tensor"], out["sfd_row_tensor"], Axis.ROW)
+        column = None
+        if epilogue.want_column:
+            column = views.quantized_copy(out["d_col_tensor"], out["sfd_col_tensor"], Axis.COLUMN)
+        pre = out["c_tensor"].squeeze(-1) if epilogue.want_pre_activation else None
+        return Fc1Result(outputs.operand(plan, x.splits, row, column), pre)
+
+    def gemm(
+        self,
+        plan: Plan,
+        kernel: Kernel,
+        a: GroupedOperand,
+        w: WeightOperand,
+        out: torch.Tensor,
+        epilogue: GemmEpilogue,
+    ) -> None:
+        """Write ``a W^T`` (FC2_FORWARD) or ``a W`` (FC1_DGRAD) into `out`."""
+        if kernel not in (Kernel.FC2_FORWARD, Kernel.FC1_DGRAD):
+            raise ValueError(f"kernel is {kernel.value}; allowed: fc2_forward, fc1_dgrad")
+        forward, rows = kernel is Kernel.FC2_FORWARD, plan.layout.buffer_rows
+        _check(plan, "a", a, w, contracted=1 if forward else 0)
+        _require_shape("out", tuple(out.shape), (rows, w.shape[0 if forward else 1]))
+        if not rows:
+            return
+        target = outputs.writable(out)
+        if plan.layout.use_dense_single_group:
+            product = te_calls.dense_forward if forward else te_calls.dense_dgrad
+            product(_row(a, "a"), w, target)
+            outputs.add_bias(target, epilogue)
+        else:
+            call = Launch(plan, "quant", out.device)
+            scale = None if epilogue.bias is None else outputs.probability(epilogue.bias_scale)
+            tokens = views.tokens("a", _row(a, "a"), a.shape, call.ends(a.splits))
+            b = views.experts(w)
+            keywords = arguments.quant(
+                call.shared,
+                tokens,
+                b,
+                target,
+                bias=outputs.contiguous(epilogue.bias),
+                bias_scale=scale,
+            )
+            call.run(keywords, keep=b)
+        if target is not out:
+            out.copy_(target)
+        if epilogue.zero_tail and not plan.call.rows_are_full:
+            outputs.zero_tail(out, a.splits)
+
+    def dact_dgrad(
+        self,
+        plan: Plan,
+        dy: GroupedOperand,
+        w: WeightOperand,
+        pre_activation: torch.Tensor,
+        epilogue: DactEpilogue,
+    ) -> DactResult:
+        """Compute the gradient of FC1's output from ``dy W2`` and the pre-activation."""
+        spec, rows = plan.problem.activation, plan.layout.buffer_rows
+        wide = w.shape[1] * spec.expansion
+        _check(plan, "dy", dy, w, contracted=0)
+        _require_shape("pre_activation", tuple(pre_activation.shape), (rows, wide))
+        if pre_activation.dtype is not torch.bfloat16:
+            raise ValueError(f"pre_activation is {pre_activation.dtype}; allowed: torch.bfloat16")
+        if epilogue.want_activated and spec.is_gated:
+            raise ValueError(f"want_activated is set; {spec.kind.value} does not recompute it")
+        device = _row(dy, "dy").data.device
+        if not rows:
+            return outputs.no_rows_dact(plan, dy.splits, w, epilogue, device)
+
+        call = Launch(plan, capability.act_wrappers(spec.kind)[1], device)
+        prob = None if epilogue.prob is None else epilogue.prob.float().contiguous()
+        dprob = None
+        if epilogue.want_dprob or not spec.is_gated:
+            # The kernel adds to what it finds, and leaves the rows past the live ones.
+            dprob = torch.zeros(rows, dtype=torch.float32, device=device)
+        if not spec.is_gated and prob is None:
+            prob = call.ones(rows)
+        b = views.experts(w)
+        build = arguments.dglu if spec.is_gated else arguments.dsrelu
+        keywords = build(
+            call.shared,
+            views.tokens("dy", _row(dy, "dy"), dy.shape, call.ends(dy.splits)),
+            b,
+            spec,
+            arguments.Derivative(
+                pre_activation=pre_activation.contiguous(),
+                prob=prob,
+                dprob=dprob,
+                want_bias_grad=epilogue.want_bias_grad,
+                deterministic=_keeps_order(plan),
+            ),
+        )
+
+        out = call.run(keywords, keep=b)
+        return _dact_result(plan, dy.splits, epilogue, out, dprob)
+
+    def wgrad(
+        self, plan: Plan, kernel: Kernel, x: GroupedOperand, dy: GroupedOperand, target: WgradTarget
+    ) -> None:
+        """Write or add ``dy_g^T x_g`` for every expert."""
+        if kernel not in (Kernel.FC1_WGRAD, Kernel.FC2_WGRAD):
+            raise ValueError(f"kernel is {kernel.value}; allowed: fc1_wgrad, fc2_wgrad")
+        members = target.members()
+        if len(members) != plan.layout.num_groups:
+            raise ValueError(
+                f"target has {len(members)} members; the plan has {plan.layout.num_groups} groups"
+            )
+        for member in members:
+            _require_shape("target", tuple(member.shape), (dy.shape[1], x.shape[1]))
+            if member.dtype not in _WGRAD_DTYPES or member.dtype is not members[0].dtype:
+                allowed = ", ".join(str(dtype) for dtype in _WGRAD_DTYPES)
+                raise ValueError(f"target is {member.dtype}; allowed: one of {allowed} for all")
+        if not plan.layout.buffer_rows:
+            for member in members if not target.accumulate else ():
+                member.zero_()
+            return
+        written = [outputs.writable(member) for member in members]
+        if plan.layout.use_dense_single_group:
+            te_calls.dense_wgrad(
+                _column(x, "x"), _column(dy, "dy"), written[0], accumulate=target.accumulate
+            )
+        else:
+            _grouped_wgrad(plan, kernel, x, dy, target, written)
+        for member, result in zip(members, written, strict=True):
+            if result is not member:
+                member.copy_(result)
+
+
+def _grouped_wgrad(
+    plan: Plan,
+    kernel: Kernel,
+    x: GroupedOperand,
+    dy: GroupedOperand,
+    target: WgradTarget,
+    written: list[torch.Tensor],
+) -> None:
+    device = written[0].device
+    call = Launch(plan, "wgrad", device)
+    ends = call.ends(dy.splits)
+    stacked = None
+    # A wrapper without a workspace of ours builds a kernel for every address of a stacked target.
+    if isinstance(target.out, torch.Tensor) and "descriptor_workspace" in call.shared.takes:
+        stacked = target.out if target.out.is_contiguous() else None
+    mode = "discrete" if stacked is None else "dense"
+    call.run(
+        arguments.wgrad(
+            call.shared,
+            _column(dy, "dy"),
+            _column(x, "x"),
+            ends,
+            te_calls.addresses(written, device) if stacked is None else stacked,
+            dtype=written[0].dtype,
+            accumulate=target.accumulate,
+            workspace=streams.wgrad_workspace(
+                kernel, plan.layout.num_groups, mode, device, call.at
+            ),
+        )
+    )
+
+
+def _dact_result(
+    plan: Plan,
+    splits: Splits,
+    epilogue: DactEpilogue,
+    out: Mapping[str, Any],
+    dprob: torch.Tensor | None,
+) -> DactResult:
+    row = views.quantized_copy(out["d_row_tensor"], out["sfd_row_tensor"], Axis.ROW)
+    column = activated = bias_grad = None
+    if epilogue.want_column:
+        column = views.quantized_copy(out["d_col_tensor"], out["sfd_col_tensor"], Axis.COLUMN)
+    if epilogue.want_activated:
+        made = views.quantized_copy(
+            out["d_srelu_tensor"], out["sfd_col_d_srelu_tensor"], Axis.COLUMN
+        )
+        activated = outputs.operand(plan, splits, None, made)
+    if epilogue.want_bias_grad:
+        bias_grad = out["dbias_tensor"].squeeze(-1).float()
+    return DactResult(
+        outputs.operand(plan, splits, row, column),
+        dprob if epilogue.want_dprob else None,
+        bias_grad,
+        activated,
+    )
+
+
+def _keeps_order(plan: Plan) -> bool:
+    """Whether the plan promises the order of the sums of `dact_dgrad`."""
+    planned = plan.launch(Kernel.DACT_DGRAD)
+    return plan.call.deterministic and planned.outputs == planned.deterministic != frozenset()
+
+
+def _check(plan: Plan, name: str, a: GroupedOperand, w: WeightOperand, contracted: int) -> None:
+    """Check that tokens, weights and plan fit; `contracted` is the weights' side that is summed."""
+    _require_shape(name, a.shape, (plan.layout.buffer_rows, w.shape[contracted]))
+    if w.num_groups != plan.layout.num_groups:
+        raise ValueError(
+            f"w has {w.num_groups} experts; the plan has {plan.layout.num_groups} groups"
+        )
+
+
+def _require_shape(name: str, shape: tuple[int, ...], allowed: tuple[int, int]) -> None:
+    if shape != allowed:
+        raise ValueError(f"{name} has shape {shape}; allowed: {allowed}")
+
+
+def _row(operand: GroupedOperand, name: str) -> QuantizedCopy:
+    if operand.row is None:
+        raise ValueError(f"{name} has no row copy, which the kernel reads")
+    return operand.row
+
+
+def _column(operand: GroupedOperand, name: str) -> QuantizedCopy:
+    if operand.column is None:
+        raise ValueError(f"{name} has no column copy, which the kernel reads")
+    return operand.column

@@ -1,0 +1,260 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the cuDNN frontend's kernels compute, launch by launch. Imports neither torch, TE nor cudnn.
+
+What a frontend can do is read off the arguments of its wrappers, never off its version: 1.29.1 has
+dGLU's `deterministic`, 1.30.0 has not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from te_grouped_mlp.op.environment import RUNTIME_OFFSETS, Absent, Environment
+from te_grouped_mlp.op.formats import MXFP8, DType
+from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
+from te_grouped_mlp.op.plan import Reason, Reject
+from te_grouped_mlp.op.problem import Activation, Call, Problem, RecipeKind
+
+NAME = "cudnn"
+
+ROWS_MULTIPLE = 256
+"""Of the buffer and of every split: a tile of 256 rows runs past an expert that ends elsewhere."""
+MAX_GROUPS = 64
+"""Of Transformer Engine's grouped quantization; the frontend itself takes 1024."""
+DETERMINISTIC = "deterministic"
+
+_DTYPES = (DType.BFLOAT16, DType.FLOAT16)
+_INTERLEAVE = 32
+_PROB_DTYPES = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
+_PACKED = frozenset({RowExtent.PACKED})
+_EITHER = frozenset({RowExtent.PACKED, RowExtent.BUFFER})
+
+# `RUNTIME_OFFSETS` also marks the release since which a probability may be absent.
+_NEEDED = {
+    "glu": (RUNTIME_OFFSETS, "geglu_alpha"),
+    "dglu": (RUNTIME_OFFSETS, "geglu_alpha"),
+    "srelu": ("prob_tensor",),
+    "dsrelu": ("dprob_tensor",),
+    "quant": (RUNTIME_OFFSETS, "d_tensor"),
+    "wgrad": ("wgrad_ptrs",),
+}
+_NEEDED_BY = {
+    Activation.SITU_GLU: (("glu", "situ_beta1"), ("dglu", "situ_beta1")),
+    Activation.TANH_SRELU: (("srelu", "tanh_clamp_scale"), ("dsrelu", "tanh_clamp_scale")),
+}
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where the kernels are: on a GPU behind TE's extension, or simulated by tests on a CPU.
+
+    No switch of a user leads to another value than `GPU`.
+    """
+
+    device: str = "cuda"
+    standalone: bool = False
+
+
+GPU = Host()
+
+
+def refusal(problem: Problem, env: Environment, host: Host = GPU) -> Reject | None:
+    """Return the first cause for which no call of `problem` could run here, or None."""
+    return next(_problem_refusals(problem, env, host), None)
+
+
+def plan_launches(
+    problem: Problem, call: Call, env: Environment, host: Host = GPU
+) -> tuple[Launch, ...] | Reject:
+    """Return the launches that the call needs, in order, or the first cause that rules it out.
+
+    Args:
+        problem: The facts of the fused op.
+        call: The facts of the call.
+        env: The machine; its wrappers decide row extents and determinism.
+        host: Where the kernels are.
+
+    Returns:
+        Every launch of the forward and of the backward. Those that add with float atomics under
+        this call do not name the sums as deterministic, and say why.
+    """
+    found = refusal(problem, env, host) or next(_call_refusals(call), None)
+    return found if found is not None else tuple(_launches(problem, call, env))
+
+
+def act_wrappers(kind: Activation) -> tuple[str, str]:
+    """Return the short names of the wrappers of FC1 and of FC2's data gradient."""
+    return ("glu", "dglu") if kind.is_gated else ("srelu", "dsrelu")
+
+
+def runs_deterministic(problem: Problem, call: Call, env: Environment) -> bool:
+    """Whether the launch through the activation is asked to keep the order of its sums.
+
+    Asked only on demand: it costs a buffer of partial sums and two small kernels.
+    """
+    return call.deterministic and _determinism_gap(problem, call, env) is None
+
+
+def _problem_refusals(problem: Problem, env: Environment, host: Host) -> Iterator[Reject]:
+    if problem.device != host.device:
+        yield Reject(Reason.DEVICE, f"device is {problem.device}; allowed: {host.device}")
+    yield from _architecture_refusals(env)
+    if env.standalone and not host.standalone:
+        yield Reject(Reason.PACKAGE, "Transformer Engine's extension is not installed")
+    yield from _frontend_refusals(problem, env)
+    if problem.recipe is not RecipeKind.MXFP8:
+        detail = problem.recipe_detail or problem.recipe.value
+        yield Reject(Reason.RECIPE, f"recipe is {detail}; allowed: mxfp8")
+    elif problem.recipe_detail:
+        yield Reject(Reason.GRADIENT_FORMAT, f"{problem.recipe_detail}; allowed: E4M3 throughout")
+    if problem.fc1.scale_bias:
+        yield Reject(Reason.OPTION, "scale_bias is set on FC1; allowed: on FC2 only")
+    if not 1 <= problem.num_groups <= MAX_GROUPS:
+        detail = f"num_groups is {problem.num_groups}; allowed: 1 to {MAX_GROUPS}"
+        yield Reject(Reason.OPTION, detail)
+    yield from _shape_refusals(problem)
+    yield from _parameter_refusals(problem)
+
+
+def _architecture_refusals(env: Environment) -> Iterator[Reject]:
+    allowed = "SM 10.0 to 10.6"
+    if isinstance(env.sm, Absent):
+        yield Reject(Reason.ARCHITECTURE, f"{env.sm.cause}; allowed: {allowed}")
+        return
+    major, minor = env.sm
+    if major == 10 and minor >= 7:
+        detail = f"SM is {major}.{minor} (Rubin), for which the frontend has other kernels"
+        yield Reject(Reason.ARCHITECTURE, f"{detail}; allowed: {allowed}")
+    elif major != 10:
+        yield Reject(Reason.ARCHITECTURE, f"SM is {major}.{minor}; allowed: {allowed}")
+
+
+def _frontend_refusals(problem: Problem, env: Environment) -> Iterator[Reject]:
+    if isinstance(env.wrappers, Absent):
+        yield Reject(Reason.PACKAGE, env.wrappers.cause)
+        return
+    kind = problem.activation.kind
+    for wrapper in (*act_wrappers(kind), "quant", "wgrad"):
+        if wrapper not in env.wrappers:
+            yield Reject(Reason.PACKAGE, f"the installed frontend has no wrapper {wrapper}")
+            continue
+        for argument in _NEEDED[wrapper]:
+            if not env.wrapper_takes(wrapper, argument):
+                detail = f"the installed frontend is too old: {wrapper} has no argument {argument}"
+                yield Reject(Reason.PACKAGE, detail)
+    for wrapper, argument in _NEEDED_BY.get(kind, ()):
+        if not env.wrapper_takes(wrapper, argument):
+            detail = f"{wrapper} has no argument {argument}, which {kind.value} needs"
+            yield Reject(Reason.WRAPPER, detail)
+
+
+def _shape_refusals(problem: Problem) -> Iterator[Reject]:
+    act, multiple = problem.activation, MXFP8.features_multiple
+    for name, spec in (("fc1", problem.fc1), ("fc2", problem.fc2)):
+        for side in ("in_features", "out_features"):
+            width = getattr(spec, side)
+            if width <= 0 or width % multiple:
+                detail = f"{name}.{side} is {width}; allowed: positive multiples of {multiple}"
+                yield Reject(Reason.FEATURES, detail)
+    if problem.fc1.out_features != act.expansion * problem.fc2.in_features:
+        yield Reject(
+            Reason.FEATURES,
+            f"fc1.out_features is {problem.fc1.out_features}; {act.kind.value} needs "
+            f"{act.expansion} times fc2.in_features, {problem.fc2.in_features}",
+        )
+    if act.is_gated and act.interleave != _INTERLEAVE:
+        detail = f"interleave is {act.interleave}; allowed: {_INTERLEAVE}"
+        yield Reject(Reason.INTERLEAVE, detail)
+
+
+def _parameter_refusals(problem: Problem) -> Iterator[Reject]:
+    """Refuse parameters that a kernel divides by and its wrapper does not look at."""
+    act = problem.activation
+    values: dict[str, float] = {}
+    if act.kind is Activation.SITU_GLU:
+        values = {"beta1": act.beta1, "beta2": act.beta2}
+    elif act.kind is Activation.TANH_SRELU:
+        values = {"clamp_scale": act.clamp_scale}
+    for name, value in values.items():
+        if not value > 0:
+            yield Reject(Reason.OPTION, f"{name} is {value}; allowed: positive values")
+
+
+def _call_refusals(call: Call) -> Iterator[Reject]:
+    if call.format != MXFP8:
+        yield Reject(Reason.RECIPE, f"format is {call.format.name}; allowed: {MXFP8.name}")
+    if call.dtype not in _DTYPES:
+        yield Reject(Reason.DTYPE, f"dtype is {call.dtype.value}; allowed: bfloat16, float16")
+    if call.prob_dtype not in _PROB_DTYPES:
+        allowed = ", ".join(each.value for each in _PROB_DTYPES)
+        detail = f"probability dtype is {call.prob_dtype.value}; allowed: {allowed}"
+        yield Reject(Reason.DTYPE, detail)
+    if call.rows % ROWS_MULTIPLE:
+        detail = f"rows is {call.rows}; allowed: multiples of {ROWS_MULTIPLE}"
+        yield Reject(Reason.ALIGNMENT, detail)
+
+
+def _launches(problem: Problem, call: Call, env: Environment) -> Iterator[Launch]:
+    forward_act, backward_act = act_wrappers(problem.activation.kind)
+    yield _launch(call, Kernel.QUANTIZE_INPUT, _EITHER)
+    yield _launch(call, Kernel.FC1_ACT, _extents(env, forward_act), Output.Y)
+    # With BUFFER rows these two and the weight gradients are TE's dense matrix product.
+    yield _launch(call, Kernel.FC2_FORWARD, _EITHER, Output.Y)
+
+    scaled_bias = problem.fc2.has_bias and problem.fc2.scale_bias
+    if call.needs_dact or call.wants(Output.DW2):
+        yield _launch(call, Kernel.QUANTIZE_GRAD, _EITHER)
+    if call.wants(Output.DB2) or (scaled_bias and call.wants(Output.DPROB)):
+        # Not a kernel of the frontend's: sums of a fixed order, see op/bias_gradient.py.
+        scales = (Output.DPROB,) if scaled_bias else ()
+        yield _launch(call, Kernel.FC2_BIAS_GRAD, _EITHER, Output.DB2, *scales)
+    if call.needs_dact:
+        yield _dact_launch(problem, call, env, _extents(env, backward_act))
+    if call.wants(Output.DW2):
+        yield _launch(call, Kernel.FC2_WGRAD, _EITHER, Output.DW2)
+    if call.wants(Output.DX):
+        yield _launch(call, Kernel.FC1_DGRAD, _EITHER, Output.DX)
+    if call.wants(Output.DW1):
+        yield _launch(call, Kernel.FC1_WGRAD, _EITHER, Output.DW1)
+
+
+def _launch(call: Call, kernel: Kernel, extents: frozenset[RowExtent], *outputs: Output) -> Launch:
+    wanted = call.wanted.intersection(outputs)
+    return Launch(kernel, extents, outputs=wanted, deterministic=wanted)
+
+
+def _dact_launch(
+    problem: Problem, call: Call, env: Environment, extents: frozenset[RowExtent]
+) -> Launch:
+    sums = call.wanted.intersection((Output.DB1, Output.DPROB))
+    cause = ""
+    if sums and not runs_deterministic(problem, call, env):
+        gap = _determinism_gap(problem, call, env)
+        cause = gap or (
+            "whose kernel adds with float atomics because no deterministic result was asked for; "
+            "ask before the forward"
+        )
+    kept = frozenset() if cause else sums
+    return Launch(Kernel.DACT_DGRAD, extents, outputs=sums, deterministic=kept, cause=cause)
+
+
+def _determinism_gap(problem: Problem, call: Call, env: Environment) -> str | None:
+    """Say why the kernel cannot keep the order of its sums even on demand, and what to change."""
+    wrapper = act_wrappers(problem.activation.kind)[1]
+    if not env.wrapper_takes(wrapper, DETERMINISTIC):
+        return (
+            f"whose wrapper {wrapper} has no argument {DETERMINISTIC} in the installed frontend "
+            "and adds with float atomics; install nvidia-cudnn-frontend 1.31 or later"
+        )
+    if wrapper == "dglu" and call.wants(Output.DB1):
+        return (
+            "whose kernel adds FC1's bias gradient with bf16 atomics and refuses to be "
+            "deterministic together with it; take the bias off FC1, or freeze FC1"
+        )
+    return None
+
+
+def _extents(env: Environment, wrapper: str) -> frozenset[RowExtent]:
+    return _EITHER if env.wrapper_takes(wrapper, RUNTIME_OFFSETS) else _PACKED

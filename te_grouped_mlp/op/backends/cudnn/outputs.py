@@ -1,0 +1,107 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What surrounds a launch: operands of its outputs, buffers it can write, rows it leaves."""
+
+from __future__ import annotations
+
+import torch
+
+from te_grouped_mlp.op import memory
+from te_grouped_mlp.op.backends.base import (
+    DactEpilogue,
+    DactResult,
+    Fc1Epilogue,
+    Fc1Result,
+    GemmEpilogue,
+)
+from te_grouped_mlp.op.backends.cudnn import checks
+from te_grouped_mlp.op.operands import Axis, GroupedOperand, QuantizedCopy, Splits, WeightOperand
+from te_grouped_mlp.op.plan import Plan
+
+_PROB_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def operand(
+    plan: Plan, splits: Splits, row: QuantizedCopy | None, column: QuantizedCopy | None
+) -> GroupedOperand:
+    """Return the operand of one or two copies of equal shape."""
+    copy = column if row is None else row
+    assert copy is not None
+    rows, cols = copy.data.shape
+    return GroupedOperand(plan.call.format, (rows, cols), plan.layout, splits, row, column)
+
+
+def no_rows_fc1(
+    plan: Plan, splits: Splits, w: WeightOperand, epilogue: Fc1Epilogue, device: torch.device
+) -> Fc1Result:
+    """Return what `fc1_act` gives for a buffer without rows."""
+    width = w.shape[0] // plan.problem.activation.expansion
+    row = _no_rows(width, Axis.ROW, device)
+    column = _no_rows(width, Axis.COLUMN, device) if epilogue.want_column else None
+    pre = None
+    if epilogue.want_pre_activation:
+        pre = memory.empty((0, w.shape[0]), torch.bfloat16, device)
+    return Fc1Result(operand(plan, splits, row, column), pre)
+
+
+def no_rows_dact(
+    plan: Plan, splits: Splits, w: WeightOperand, epilogue: DactEpilogue, device: torch.device
+) -> DactResult:
+    """Return what `dact_dgrad` gives for a buffer without rows."""
+    width = w.shape[1] * plan.problem.activation.expansion
+    row = _no_rows(width, Axis.ROW, device)
+    column = _no_rows(width, Axis.COLUMN, device) if epilogue.want_column else None
+    activated = bias_grad = dprob = None
+    if epilogue.want_activated:
+        activated = operand(plan, splits, None, _no_rows(w.shape[1], Axis.COLUMN, device))
+    if epilogue.want_bias_grad:
+        bias_grad = torch.zeros(w.num_groups, width, dtype=torch.float32, device=device)
+    if epilogue.want_dprob:
+        dprob = torch.zeros(0, dtype=torch.float32, device=device)
+    return DactResult(operand(plan, splits, row, column), dprob, bias_grad, activated)
+
+
+def _no_rows(width: int, axis: Axis, device: torch.device) -> QuantizedCopy:
+    data = memory.empty((0, width), torch.uint8, device)
+    return QuantizedCopy(data, memory.empty((0,), torch.uint8, device), axis, swizzled=True)
+
+
+def probability(values: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a value per row as the forward kernels read it: fp32 and bf16 stay what they are."""
+    if values is None:
+        return None
+    kept = values if values.dtype in _PROB_DTYPES else values.float()
+    return kept.contiguous()
+
+
+def contiguous(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a tensor in one piece, itself if it is."""
+    return None if tensor is None else tensor.contiguous()
+
+
+def writable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a buffer that a kernel can address: the tensor, or a copy with its content."""
+    if tensor.is_contiguous() and checks.is_aligned(tensor):
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def add_bias(out: torch.Tensor, epilogue: GemmEpilogue) -> None:
+    """Add the one expert's bias to a dense product, in the dtype of `out`."""
+    if epilogue.bias is None:
+        return
+    added = epilogue.bias.to(out.dtype)
+    if epilogue.bias_scale is not None:
+        added = added * epilogue.bias_scale[:, None]
+    out += added
+
+
+def zero_tail(out: torch.Tensor, splits: Splits) -> None:
+    """Write zeros to the rows past the live ones; reads their number where it lies."""
+    if out.device.type == "cpu":
+        out[int(splits.ends[-1]) :] = 0
+        return
+    # Triton comes with every torch that can drive a GPU.
+    from te_grouped_mlp.op.backends.cutedsl import reductions
+
+    reductions.zero_tail(out, splits.ends)

@@ -1,0 +1,161 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Operands in the shapes of the frontend's kernels, and their outputs as operands again.
+
+Nothing is copied but scales that are not in tile order yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from te_grouped_mlp.op.backends.cudnn import checks, te_calls
+from te_grouped_mlp.op.formats import MXFP8
+from te_grouped_mlp.op.operands import Axis, QuantizedCopy, WeightOperand
+from te_grouped_mlp.op.scale_layout import from_kernel_view, round_up, to_kernel_view
+
+E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A token operand in the kernels' shapes, sharing the operand's memory.
+
+    Attributes:
+        data: E4M3 (rows, K, 1), strides (K, 1, rows * K).
+        scale: E8M0, the six-dimensional view of row scales.
+        ends: int32 (G,), end rows of the experts.
+    """
+
+    data: torch.Tensor
+    scale: torch.Tensor
+    ends: torch.Tensor
+
+    @property
+    def rows(self) -> int:
+        """Rows of the buffer."""
+        return int(self.data.shape[0])
+
+    @property
+    def groups(self) -> int:
+        """Number of experts."""
+        return int(self.ends.numel())
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Weights in the kernels' shapes: stacked in one buffer, or behind tables of addresses.
+
+    Attributes:
+        n: Output features of the product.
+        major: "k" if the contracted columns lie together in memory, else "n".
+        stacked: E4M3 (N, K, G) and the six-dimensional view of its scales; or None.
+        tables: int64 (G,) addresses of the data and of the scales; or None.
+        kept: Memory that the tables point at; this object must live until the launch is queued.
+    """
+
+    n: int
+    major: str
+    stacked: tuple[torch.Tensor, torch.Tensor] | None = None
+    tables: tuple[torch.Tensor, torch.Tensor] | None = None
+    kept: tuple[Any, ...] = ()
+
+
+def tokens(name: str, copy: QuantizedCopy, shape: tuple[int, int], ends: torch.Tensor) -> Tokens:
+    """View the row copy of a token operand.
+
+    Raises:
+        ValueError: Of `checks.packed_scales`, or the width does not fit the kernels.
+    """
+    checks.features(f"columns of {name}", shape[1])
+    checks.packed_scales(name, copy, shape)
+    data = as_kernel_matrix(copy.data.view(E4M3))
+    scale = to_kernel_view(copy.scale.view(E8M0), shape[0], -(-shape[1] // MXFP8.block))
+    return Tokens(data, scale, ends)
+
+
+def experts(w: WeightOperand) -> Experts:
+    """Bring weights into the kernels' shapes; scales in tile order are made here if need be.
+
+    Members that lie one after another are passed as one tensor, because such launches need no
+    table of descriptors in a buffer that launches share.
+
+    Raises:
+        ValueError: A width does not fit the kernels, or a member is not contiguous.
+    """
+    forward = w.axis is Axis.ROW
+    n, k = w.shape if forward else w.shape[::-1]
+    checks.features("output columns of w", n)
+    checks.features("contracted columns of w", k)
+    for index, member in enumerate(w.data):
+        if not member.is_contiguous():
+            raise ValueError(f"w[{index}] has strides {member.stride()}; allowed: contiguous")
+        checks.aligned(f"w[{index}]", member)
+    major = "k" if forward else "n"
+    data, device = stacked_data(w), w.data[0].device
+    if w.swizzled:
+        scales = stacked_scales(w)
+        if data is None or scales is None:
+            tables = te_calls.addresses(w.data, device), te_calls.addresses(w.scale, device)
+            return Experts(n, major, tables=tables, kept=(w.data, w.scale))
+    else:
+        *both, scales = te_calls.swizzled_tables(w, device)
+        if data is None:
+            return Experts(n, major, tables=(both[0], both[1]), kept=(w.data, scales))
+    view = to_kernel_view(scales.view(E8M0), n, -(-k // MXFP8.block), w.num_groups)
+    order = (1, 2, 0) if forward else (2, 1, 0)
+    return Experts(n, major, stacked=(data.view(E4M3).permute(order), view), kept=(scales,))
+
+
+def stacked_data(w: WeightOperand) -> torch.Tensor | None:
+    """Return the data as one uint8 (G, out, in) view where the members lie so, else None."""
+    return _stacked(w.data, (w.num_groups, *w.shape))
+
+
+def stacked_scales(w: WeightOperand) -> torch.Tensor | None:
+    """Return the scales as one flat uint8 view where the members lie so, else None."""
+    found = _stacked(w.scale, (w.num_groups, w.scale[0].numel()))
+    return None if found is None else found.view(-1)
+
+
+def _stacked(members: tuple[torch.Tensor, ...], shape: tuple[int, ...]) -> torch.Tensor | None:
+    first = members[0]
+    size = first.numel() * first.element_size()
+    storage = first.untyped_storage().data_ptr()
+    for index, member in enumerate(members):
+        if (
+            member.data_ptr() != first.data_ptr() + index * size
+            or member.untyped_storage().data_ptr() != storage
+            or not member.is_contiguous()
+        ):
+            return None
+    flat = first.view(torch.uint8).as_strided((len(members) * size,), (1,))
+    return flat.view(shape)
+
+
+def as_kernel_matrix(matrix: torch.Tensor) -> torch.Tensor:
+    """View a contiguous (rows, cols) matrix in the kernels' shape and strides."""
+    rows, cols = matrix.shape
+    return matrix.as_strided((rows, cols, 1), (cols, 1, rows * cols))
+
+
+def quantized_copy(data: torch.Tensor, scale: torch.Tensor, axis: Axis) -> QuantizedCopy:
+    """Take a kernel's output, (rows, cols, 1) and a view of scales, as a copy; nothing moves.
+
+    Row scales of the columns that fill the last tile are set to zero: no kernel writes them, and
+    the next product multiplies them with zeros, which a NaN would survive.
+    """
+    matrix = data.view(torch.uint8).squeeze(-1)
+    blocks = -(-matrix.shape[1] // MXFP8.block)
+    scales = scale.view(torch.uint8)
+    if axis is Axis.ROW and blocks % 4 and matrix.shape[0]:
+        scales[:, :, :, blocks % 4 :, -1, :] = 0
+    return QuantizedCopy(matrix, from_kernel_view(scales), axis, swizzled=True)
+
+
+def column_scales(copy: QuantizedCopy) -> torch.Tensor:
+    """View the column scales of a copy as the weight gradient's kernel takes them."""
+    return copy.scale.view(E8M0).view(round_up(copy.data.shape[1], 128), -1)

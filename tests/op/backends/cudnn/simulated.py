@@ -1,0 +1,74 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The backend on a CPU, over stand-ins of the wrappers; whole steps through it and the reference.
+
+What makes it possible is a subclass that says so: no switch of a user lets the backend take CPU
+tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from te_grouped_mlp.op import environment, selection
+from te_grouped_mlp.op.backends.cudnn import signatures
+from te_grouped_mlp.op.backends.cudnn.backend import CudnnBackend
+from te_grouped_mlp.op.backends.cudnn.capability import Host
+from tests.support import frontend_stand_in, step
+from tests.support.frontend_signatures import WRAPPERS as ALL_WRAPPERS
+from tests.support.frontend_stand_in import StandIn
+from tests.support.step import StepCase
+
+SM = (10, 0)
+SIMULATED = Host(device="cpu", standalone=True)
+
+
+class SimulatedBackend(CudnnBackend):
+    """The backend, allowed on CPU tensors."""
+
+    host = SIMULATED
+
+
+def wrappers_of(stand_in: StandIn) -> dict[str, frozenset[str]]:
+    """Return the arguments of the wrappers as `environment` would find them."""
+    found = {}
+    for short, name in environment.WRAPPERS.items():
+        shown = getattr(stand_in.module, name).__signature__
+        found[short] = frozenset(shown.parameters)
+    assert found.keys() <= set(ALL_WRAPPERS)
+    return found
+
+
+@contextlib.contextmanager
+def simulation(
+    monkeypatch: pytest.MonkeyPatch, version: str = "1.32.0", **options: Any
+) -> Iterator[StandIn]:
+    """Show a frontend, a Blackwell GPU and the simulated backend while the block runs."""
+    stand_in = frontend_stand_in.build(version, **options)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "cudnn", stand_in.module)
+        modules = {**selection._MODULES, "cudnn": (__name__, SimulatedBackend.__name__)}
+        patch.setattr(selection, "_MODULES", modules)
+        patch.setattr(selection, "NAMES", (*modules, selection.UPSTREAM))
+        _forget()
+        try:
+            with environment.override(sm=SM, wrappers=wrappers_of(stand_in)):
+                yield stand_in
+        finally:
+            _forget()
+
+
+def _forget() -> None:
+    for cached in (signatures.wrapper, signatures.takes, selection.backend):
+        cached.cache_clear()
+
+
+def run_on(backend: str, case: StepCase) -> dict[str, Any]:
+    """Run a step on a backend by name."""
+    with step.switches(NVTE_GROUPED_MLP_BACKEND=backend):
+        return step.run_step(case)
