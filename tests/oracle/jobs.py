@@ -48,7 +48,7 @@ class Job:
             decision (one group is dense, whatever the kernels write), "" decides.
         memory: Byte in every fresh buffer.
         scale_memory: Byte in the fresh scale buffers of the frontend, None for `memory`.
-        spill: Of `frontend_tiles.Machine`.
+        spill: Of `frontend_machine.Machine`.
     """
 
     case: StepCase

@@ -17,17 +17,18 @@ import torch
 from te_grouped_mlp import _C
 from te_grouped_mlp.op.backends.reference.kernels import activations
 from te_grouped_mlp.op.problem import Activation, ActivationSpec
-from tests.support.frontend_tiles import (
+from tests.support.frontend_machine import (
     Block,
     Machine,
-    Quantized,
-    Tokens,
-    Weights,
     blocks,
-    column_blocks,
+    int32_offsets,
+    require,
     rows_of,
-    tensor_at,
 )
+from tests.support.frontend_tiles import Quantized, Tokens, Weights
+from tests.support.frontend_wgrad import wgrad, workspace_size
+
+__all__ = ["dglu", "dsrelu", "glu", "quant", "srelu", "wgrad", "workspace_size"]
 
 _BUFFER_MULTIPLE = 256
 _INTERLEAVE = 32
@@ -35,13 +36,13 @@ _INTERLEAVE = 32
 
 def glu(k: SimpleNamespace, machine: Machine) -> dict[str, Any]:
     """FC1 with a gated activation."""
-    _require(k.b_major == "k", "b_major", k.b_major, "k")
+    require(k.b_major == "k", "b_major", k.b_major, "k")
     return _forward(k, _gated_spec(k, ""), machine, needs_prob=False)
 
 
 def srelu(k: SimpleNamespace, machine: Machine) -> dict[str, Any]:
     """FC1 with a squared ReLU, clamped by a tanh or not."""
-    _require(k.prob_tensor is not None, "prob_tensor", None, "a tensor")
+    require(k.prob_tensor is not None, "prob_tensor", None, "a tensor")
     return _forward(k, _unary_spec(k), machine, needs_prob=True)
 
 
@@ -54,7 +55,7 @@ def dglu(k: SimpleNamespace, machine: Machine) -> dict[str, Any]:
 
 def dsrelu(k: SimpleNamespace, machine: Machine) -> dict[str, Any]:
     """FC2's data gradient through a squared ReLU, with its recomputed value as a column copy."""
-    _require(k.prob_tensor is not None, "prob_tensor", None, "a tensor")
+    require(k.prob_tensor is not None, "prob_tensor", None, "a tensor")
     if k.dprob_tensor is None:
         k.dprob_tensor = torch.zeros(k.a_tensor.shape[0], 1, 1)
     found, value = _backward(k, _unary_spec(k), machine, alpha_power=1)
@@ -68,7 +69,7 @@ def dsrelu(k: SimpleNamespace, machine: Machine) -> dict[str, Any]:
 def quant(k: SimpleNamespace, machine: Machine) -> dict[str, Any]:
     """Grouped product; a probability multiplies the bias where there is one, else the product."""
     optional = hasattr(k, "use_single_group_runtime_offsets")
-    _require(optional or k.prob_tensor is not None, "prob_tensor", None, "a tensor")
+    require(optional or k.prob_tensor is not None, "prob_tensor", None, "a tensor")
     a, w = Tokens(k.a_tensor, k.sfa_tensor, "a"), _weights(k)
     _require_common(k, a, w)
     dtype = k.d_dtype or torch.bfloat16
@@ -79,7 +80,7 @@ def quant(k: SimpleNamespace, machine: Machine) -> dict[str, Any]:
         out = machine.matrix(a.rows, w.n, dtype)
     shape, strides = (a.rows, w.n, 1), (w.n, 1, a.rows * w.n)
     fits = tuple(out.shape) == shape and out.stride() == strides and out.dtype == dtype
-    _require(fits, "d_tensor", (tuple(out.shape), out.stride(), out.dtype), (shape, strides, dtype))
+    require(fits, "d_tensor", (tuple(out.shape), out.stride(), out.dtype), (shape, strides, dtype))
     for block in _blocks(k, a, machine):
         values = _product(k, a, w, block)
         scale = None if k.prob_tensor is None else rows_of(_rows(k.prob_tensor), block).float()
@@ -92,54 +93,6 @@ def quant(k: SimpleNamespace, machine: Machine) -> dict[str, Any]:
     return _outputs(d=out)
 
 
-def wgrad(k: SimpleNamespace, machine: Machine) -> dict[str, Any]:
-    """Weight gradients; with accumulation the rounded product is added."""
-    del machine
-    _require(k.sf_vec_size == 32, "sf_vec_size", k.sf_vec_size, 32)
-    ends = _int32(k.offsets_tensor, "offsets_tensor").tolist()
-    shape, tokens = (k.a_tensor.shape[0], k.b_tensor.shape[1]), k.b_tensor.shape[0]
-    _require(k.a_tensor.shape[1] == tokens, "a_tensor", tuple(k.a_tensor.shape), ("m", tokens))
-    valid = ends == sorted(ends) and ends[0] >= 0 and ends[-1] <= tokens
-    valid = valid and all(end % 128 == 0 for end in ends)
-    _require(valid, "offsets_tensor", ends, f"rising multiples of 128 up to {tokens}")
-    targets = _wgrad_targets(k, len(ends), shape)
-    left = column_blocks(k.a_tensor.t(), k.sfa_tensor, ends, "a")
-    right = column_blocks(k.b_tensor, k.sfb_tensor, ends, "b")
-    for target, a, b in zip(targets, left, right, strict=True):
-        values = (a.T @ b).float().to(target.dtype)
-        if k.accumulate_on_output:
-            target += values
-        else:
-            target.copy_(values)
-    return {"wgrad_tensor": k.wgrad_tensor if k.output_mode == "dense" else None}
-
-
-def _wgrad_targets(k: SimpleNamespace, count: int, shape: tuple[int, int]) -> list[torch.Tensor]:
-    workspace = getattr(k, "descriptor_workspace", None)
-    needed = workspace_size(count, output_mode=k.output_mode)
-    if workspace is not None:
-        _require(workspace.numel() >= needed, "descriptor_workspace", workspace.numel(), needed)
-    dtype = k.wgrad_dtype or torch.bfloat16
-    if k.output_mode == "dense":
-        out = k.wgrad_tensor
-        fits = out is not None and tuple(out.shape) == (count, *shape) and out.is_contiguous()
-        _require(fits and out.dtype == dtype, "wgrad_tensor", out, ((count, *shape), dtype))
-        return list(out)
-    _require(k.output_mode == "discrete", "output_mode", k.output_mode, "dense or discrete")
-    table = k.wgrad_ptrs
-    fits = table is not None and table.dtype == torch.int64 and table.numel() == count
-    _require(fits, "wgrad_ptrs", table, f"int64 ({count})")
-    return [tensor_at(address, shape, dtype) for address in table.tolist()]
-
-
-def workspace_size(
-    num_experts: int, *, output_mode: str = "dense", input_order: str = "tensor_2d"
-) -> int:
-    """Return the size in bytes of the wgrad kernel's descriptor workspace."""
-    del input_order
-    return num_experts * (512 if output_mode == "dense" else 640)
-
-
 def _forward(
     k: SimpleNamespace, spec: ActivationSpec, machine: Machine, *, needs_prob: bool
 ) -> dict[str, Any]:
@@ -147,9 +100,9 @@ def _forward(
     _require_common(k, a, w)
     _require_fp8_output(k)
     optional = needs_prob or hasattr(k, "use_single_group_runtime_offsets")
-    _require(optional or k.prob_tensor is not None, "prob_tensor", None, "a tensor")
+    require(optional or k.prob_tensor is not None, "prob_tensor", None, "a tensor")
     features = w.n // spec.expansion
-    _require(w.n % (32 * spec.expansion) == 0, "n", w.n, f"multiples of {32 * spec.expansion}")
+    require(w.n % (32 * spec.expansion) == 0, "n", w.n, f"multiples of {32 * spec.expansion}")
     c = machine.matrix(a.rows, w.n, k.c_dtype or torch.bfloat16)
     d = Quantized(machine, a.rows, features)
     for block in _blocks(k, a, machine):
@@ -174,9 +127,9 @@ def _backward(
     prob, dprob = k.prob_tensor, k.dprob_tensor
     for name, tensor in (("prob_tensor", prob), ("dprob_tensor", dprob)):
         fits = tensor is None or (tensor.dtype == torch.float32 and tensor.numel() == a.rows)
-        _require(fits, name, tensor, f"float32 with {a.rows} values")
+        require(fits, name, tensor, f"float32 with {a.rows} values")
     wide = w.n * spec.expansion
-    _require(
+    require(
         tuple(k.c_tensor.shape) == (a.rows, wide, 1),
         "c_tensor",
         tuple(k.c_tensor.shape),
@@ -244,71 +197,60 @@ def _blocks(k: SimpleNamespace, a: Tokens, machine: Machine) -> list[Block]:
 
 def _weights(k: SimpleNamespace) -> Weights:
     dense, discrete = k.b_tensor is not None, k.b_ptrs is not None
-    _require(dense != discrete, "b_tensor and b_ptrs", (dense, discrete), "exactly one of them")
+    require(dense != discrete, "b_tensor and b_ptrs", (dense, discrete), "exactly one of them")
     if dense:
         given = (k.n, k.b_dtype)
-        _require(given == (None, None), "n, b_dtype", given, "None with b_tensor")
-        _require(k.b_tensor.dtype == k.a_tensor.dtype, "b_tensor", k.b_tensor.dtype, "that of A")
+        require(given == (None, None), "n, b_dtype", given, "None with b_tensor")
+        require(k.b_tensor.dtype == k.a_tensor.dtype, "b_tensor", k.b_tensor.dtype, "that of A")
         return Weights.stacked(k.b_tensor, k.sfb_tensor)
-    _require(k.n is not None, "n", k.n, "an integer with b_ptrs")
-    _require(k.b_dtype == k.a_tensor.dtype, "b_dtype", k.b_dtype, k.a_tensor.dtype)
+    require(k.n is not None, "n", k.n, "an integer with b_ptrs")
+    require(k.b_dtype == k.a_tensor.dtype, "b_dtype", k.b_dtype, k.a_tensor.dtype)
     return Weights.behind(k.b_ptrs, k.sfb_ptrs, k.n, k.a_tensor.shape[1], k.b_major)
 
 
 def _require_common(k: SimpleNamespace, a: Tokens, w: Weights) -> None:
     """Refuse what the wrappers refuse, and what they would silently get wrong."""
-    _require(k.a_tensor.dtype == torch.float8_e4m3fn, "a_tensor", k.a_tensor.dtype, "float8_e4m3fn")
-    _require(k.sf_vec_size == 32, "sf_vec_size", k.sf_vec_size, 32)
-    _require(k.m_aligned == 256, "m_aligned", k.m_aligned, 256)
-    _require(k.cd_major == "n", "cd_major", k.cd_major, "n")
+    require(k.a_tensor.dtype == torch.float8_e4m3fn, "a_tensor", k.a_tensor.dtype, "float8_e4m3fn")
+    require(k.sf_vec_size == 32, "sf_vec_size", k.sf_vec_size, 32)
+    require(k.m_aligned == 256, "m_aligned", k.m_aligned, 256)
+    require(k.cd_major == "n", "cd_major", k.cd_major, "n")
     multiple = f"multiples of {_BUFFER_MULTIPLE}"
-    _require(a.rows % _BUFFER_MULTIPLE == 0, "a_tensor.shape[0]", a.rows, multiple)
-    _require(k.alpha_tensor.numel() == w.count, "alpha_tensor", k.alpha_tensor.numel(), w.count)
-    ends = _int32(k.padded_offsets, "padded_offsets")
+    require(a.rows % _BUFFER_MULTIPLE == 0, "a_tensor.shape[0]", a.rows, multiple)
+    require(k.alpha_tensor.numel() == w.count, "alpha_tensor", k.alpha_tensor.numel(), w.count)
+    ends = int32_offsets(k.padded_offsets, "padded_offsets")
     if getattr(k, "use_single_group_runtime_offsets", False):
-        _require(w.count == 1, "use_single_group_runtime_offsets", True, "False with many experts")
+        require(w.count == 1, "use_single_group_runtime_offsets", True, "False with many experts")
     else:
-        _require(ends.numel() == w.count, "padded_offsets", ends.numel(), w.count)
+        require(ends.numel() == w.count, "padded_offsets", ends.numel(), w.count)
     bias = getattr(k, "bias_tensor", None)
     fits = bias is None or (tuple(bias.shape) == (w.n, w.count) and bias.stride(0) == 1)
-    _require(fits, "bias_tensor", bias, f"({w.n}, {w.count}) with strides (1, {w.n})")
+    require(fits, "bias_tensor", bias, f"({w.n}, {w.count}) with strides (1, {w.n})")
 
 
 def _require_fp8_output(k: SimpleNamespace) -> None:
-    _require(k.d_dtype == torch.float8_e4m3fn, "d_dtype", k.d_dtype, "float8_e4m3fn")
+    require(k.d_dtype == torch.float8_e4m3fn, "d_dtype", k.d_dtype, "float8_e4m3fn")
     norm = k.norm_const_tensor
     fits = norm is not None and norm.dtype == torch.float32 and norm.tolist() == [1.0]
-    _require(fits, "norm_const_tensor", norm, "float32 [1.0]")
+    require(fits, "norm_const_tensor", norm, "float32 [1.0]")
     if not k.discrete_col_sfd:
         raise NotImplementedError("discrete_col_sfd=False")
 
 
-def _int32(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    fits = tensor.dtype == torch.int32 and tensor.dim() == 1 and tensor.is_contiguous()
-    _require(fits, name, tensor, "int32, 1-D, contiguous")
-    return tensor
-
-
-def _require(fits: bool, name: str, value: Any, allowed: Any) -> None:
-    if not fits:
-        raise ValueError(f"{name} is {value}; allowed: {allowed}")
-
-
 def _gated_spec(k: SimpleNamespace, prefix: str) -> ActivationSpec:
     allowed = [prefix + name for name in ("swiglu", "geglu", "situglu")]
-    _require(k.act_func in allowed, "act_func", k.act_func, allowed)
+    require(k.act_func in allowed, "act_func", k.act_func, allowed)
     if k.act_func.endswith("swiglu"):
         return ActivationSpec(Activation.SWIGLU, interleave=_INTERLEAVE)
     if k.act_func.endswith("situglu"):
         known = hasattr(k, "situ_beta1")
-        _require(known, "act_func", k.act_func, "a release that has situ_beta1")
+        require(known, "act_func", k.act_func, "a release that has situ_beta1")
         return ActivationSpec(
             Activation.SITU_GLU, interleave=_INTERLEAVE, beta1=k.situ_beta1, beta2=k.situ_beta2
         )
     if not hasattr(k, "geglu_alpha"):
         return ActivationSpec(Activation.CLAMPED_QGEGLU, interleave=_INTERLEAVE)
     symmetric = k.glu_clamp_min == -k.glu_clamp_max
-    _require(symmetric, "glu_clamp_min", k.glu_clamp_min, -k.glu_clamp_max)
+    require(symmetric, "glu_clamp_min", k.glu_clamp_min, -k.glu_clamp_max)
     return ActivationSpec(
         Activation.CLAMPED_QGEGLU,
         interleave=_INTERLEAVE,
@@ -322,7 +264,7 @@ def _unary_spec(k: SimpleNamespace) -> ActivationSpec:
     clamp = getattr(k, "tanh_clamp_scale", None)
     if clamp is None:
         return ActivationSpec(Activation.SRELU)
-    _require(clamp > 0, "tanh_clamp_scale", clamp, "positive values")
+    require(clamp > 0, "tanh_clamp_scale", clamp, "positive values")
     return ActivationSpec(Activation.TANH_SRELU, clamp_scale=clamp)
 
 

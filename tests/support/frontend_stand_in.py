@@ -22,8 +22,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from tests.support import frontend_kernels
+from tests.support.frontend_machine import Machine
 from tests.support.frontend_signatures import WRAPPERS, number, signature
-from tests.support.frontend_tiles import Machine
 
 _WORKSPACE_SINCE = "1.30.0"
 

@@ -15,8 +15,10 @@ import torch
 
 from tests.csrc import naive_mxfp8 as naive
 from tests.support import frontend_stand_in
+from tests.support.frontend_machine import Block
 from tests.support.frontend_signatures import VERSIONS, signature
 from tests.support.frontend_stand_in import StandIn
+from tests.support.frontend_tiles import Quantized
 
 ROWS, HIDDEN, FFN = 512, 128, 128
 SPLITS = [256, 0, 128]
@@ -278,8 +280,6 @@ def test_spilled_tile_lands_in_the_neighbour(spill: str, owner: int) -> None:
 def test_spilled_column_scales_land_in_the_own_experts_next_column_tile() -> None:
     """Row tile T/128 of column tile j has the address of row tile 0 of column tile j + 1."""
     machine = frontend_stand_in.build(spill_256=True, unwritten_byte=naive.POISON).machine
-    from tests.support.frontend_tiles import Block, Quantized
-
     target = Quantized(machine, 512, 256)
     values = _draw(128, 256)
     target.store(values, Block(0, 128, 256, extent=128, spilled=True))
