@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "activate": "te_grouped_mlp.overlay",
     "assert_active": "te_grouped_mlp.overlay",
-    "explain": "te_grouped_mlp.op.fusion",
+    "explain": "te_grouped_mlp.op.decisions",
 }
 _SUBMODULES = ("op", "overlay", "patches", "standalone")
 

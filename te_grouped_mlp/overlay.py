@@ -51,6 +51,7 @@ __all__ = [
     "fork_file",
     "is_fork",
     "load_upstream",
+    "refusal",
     "status",
 ]
 
@@ -196,6 +197,11 @@ def _upstream_spec(path: Sequence[str]) -> ModuleSpec:
     if spec is None or spec.loader is None:
         raise ImportError(f"Python has no loader for {found.origin}", name=TARGET)
     return spec
+
+
+def refusal() -> str | None:
+    """Return why upstream's module was left in place although the fork was asked for, or None."""
+    return _refusal
 
 
 def status() -> Status:

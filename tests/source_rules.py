@@ -57,6 +57,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("overlay",),
     ("op.problem",),
     ("op.plan",),
+    ("op.decisions",),
     ("op.checks", "op.operands", "op.gradients"),
     ("op.te_adapter",),
     ("op.quantize", "op.weights"),
@@ -74,6 +75,8 @@ STAGES: tuple[tuple[str, ...], ...] = (
 UPWARD_ALLOWED = {
     # The finder imports the rest when the first name of TE is looked up, not at start-up.
     ("_bootstrap", "overlay"),
+    # Asked about a module, it needs TE; what a process decided is told without it.
+    ("op.decisions", "op.fusion"),
     # The package's own names are looked up lazily, by string; nothing is imported at start-up.
 }
 # Who may import TE; everything else must work where it is absent.

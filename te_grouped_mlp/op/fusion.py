@@ -7,19 +7,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-import logging
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from te_grouped_mlp.op import environment, selection
 from te_grouped_mlp.op.backends.upstream import backend as upstream
+from te_grouped_mlp.op.decisions import UNFUSED, Decision, record
+from te_grouped_mlp.op.decisions import explain as explain
 from te_grouped_mlp.op.environment import (
     FUSED_SWITCH,
     WRAPPERS,
     Absent,
-    is_first_rank,
 )
 from te_grouped_mlp.op.formats import DType
 from te_grouped_mlp.op.plan import Reason, Reject
@@ -31,50 +29,9 @@ from te_grouped_mlp.op.te_adapter import (
     problem_of,
 )
 
-logger = logging.getLogger("te_grouped_mlp")
 
-UNFUSED = "unfused"
-_KEPT = 256
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What became of one candidate for fusion.
-
-    Attributes:
-        problem: The candidate; None when it could not be read.
-        path: "reference" or another of our backends, "upstream", or "unfused".
-        refusals: Every step of the order (our backends, upstream's op) that was passed over, with
-            its reason.
-    """
-
-    problem: Problem | None
-    path: str
-    refusals: tuple[tuple[str, Reject], ...]
-
-    def __str__(self) -> str:
-        causes = "; ".join(f"{step}: {reject}" for step, reject in self.refusals)
-        return f"{self.path} ({causes})" if causes else self.path
-
-
-_decisions: deque[Decision] = deque(maxlen=_KEPT)
-
-
-def explain(module: Any = None, *, recipe: Any = None) -> tuple[Decision, ...]:
-    """Return which path grouped MLPs take, and why each step before it was passed over.
-
-    Args:
-        module: A ``torch.nn.Module``; every `te.ops.Sequential` in it is searched for the three
-            ops. None for what this process decided so far.
-        recipe: The recipe to ask about; only with `module`.
-
-    Returns:
-        With a module: one decision per grouped MLP in it, for the switches as they are now; nothing
-        is fused. Without: the decisions of fusers that ran, oldest first, equal ones once, at most
-        the latest 256.
-    """
-    if module is None:
-        return tuple(_decisions)
+def decide_in(module: Any, recipe: Any) -> tuple[Decision, ...]:
+    """Decide for every grouped MLP in a ``torch.nn.Module``, as a fuser would; fuse nothing."""
     found = []
     for part in module.modules():
         ops = list(part.children())
@@ -130,7 +87,7 @@ def _fuse_triple(
     triple: tuple[Any, ...], recipe: Any, build: Callable[[Any, Any, Any], Any]
 ) -> Any | None:
     decision, upstream_op = _decide(triple, recipe)
-    _record(decision)
+    record(decision)
     if decision.path == UNFUSED:
         return None
     return build(*triple) if upstream_op is None else upstream_op
@@ -195,18 +152,6 @@ def require_supported(problem: Problem) -> None:
     shapes = (Reason.FEATURES, Reason.INTERLEAVE, Reason.RECIPE, Reason.GRADIENT_FORMAT)
     error = ValueError if any(r.reason in shapes for r in refused.values()) else RuntimeError
     raise error(f"no backend runs this grouped MLP: {text or 'upstream is named'}")
-
-
-def _record(decision: Decision) -> None:
-    """Keep a decision, and say it once on the first rank; a switch that is off is no news."""
-    if decision in _decisions:
-        return
-    _decisions.append(decision)
-    switched_off = any(reject.reason is Reason.SWITCH_OFF for _, reject in decision.refusals)
-    if switched_off or not is_first_rank():
-        return
-    level = logging.WARNING if decision.path == UNFUSED else logging.INFO
-    logger.log(level, "grouped MLP runs %s", decision)
 
 
 def is_supported(*, gated: bool) -> bool:

@@ -15,7 +15,7 @@ class Reason(Enum):
     """Why a step of the fallback order was not taken. The value is the sentence for people."""
 
     SWITCH_OFF = "NVTE_CUTEDSL_FUSED_GROUPED_MLP is not 1"
-    FORK_OFF = "NVTE_GROUPED_MLP_FORK is 0"
+    FORK_OFF = "the fork is not in place in this process"
     HOST_VERSION = "this Transformer Engine version is not supported"
     PATTERN = "the ops are not GroupedLinear, scaled activation, GroupedLinear"
     GROUPS = "FC1 and FC2 have different numbers of groups"
@@ -68,6 +68,11 @@ class Plan:
     call: Call
     layout: GroupLayout
     launches: tuple[Launch, ...]
+
+    @property
+    def recomputes_activated(self) -> bool:
+        """Whether FC2's input is made anew by the backward, on its way through the activation."""
+        return self.problem.activation.recomputes_input and self.call.needs_dact
 
     def launch(self, kernel: Kernel) -> Launch:
         """Return the launch of `kernel`.
