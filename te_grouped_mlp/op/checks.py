@@ -9,7 +9,9 @@ from collections.abc import Sequence
 
 import torch
 
+_HOST = torch.device("cpu")
 _SPLIT_DTYPES = (torch.int32, torch.int64)
+_PROB_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def tokens(name: str, tensor: torch.Tensor, features: int, device: torch.device) -> None:
@@ -49,12 +51,14 @@ def rows(name: str, count: int, multiple: int) -> None:
         raise ValueError(f"{name} has {count} rows; allowed: a multiple of {multiple}")
 
 
-def split_sizes(first: torch.Tensor, second: torch.Tensor, num_groups: int) -> None:
+def split_sizes(
+    first: torch.Tensor, second: torch.Tensor, num_groups: int, device: torch.device
+) -> None:
     """Check the two split tensors that FC1 and FC2 receive.
 
     Raises:
         RuntimeError: They are not the same tensor.
-        ValueError: The number of splits is not `num_groups`.
+        ValueError: The number of splits is not `num_groups`, or they lie on a third device.
         TypeError: The dtype is not int32 or int64.
     """
     if first.size() != second.size() or first.data_ptr() != second.data_ptr():
@@ -63,10 +67,16 @@ def split_sizes(first: torch.Tensor, second: torch.Tensor, num_groups: int) -> N
             f"({first.numel()} values at {first.data_ptr():#x}, {second.numel()} values at "
             f"{second.data_ptr():#x}); allowed: the same tensor for both"
         )
+    if first.dim() != 1:
+        raise ValueError(f"split_sizes has shape {tuple(first.shape)}; allowed: ({num_groups},)")
     if first.numel() != num_groups:
         raise ValueError(f"split_sizes has {first.numel()} values; allowed: {num_groups}")
     if first.dtype not in _SPLIT_DTYPES:
         raise TypeError(f"split_sizes has dtype {first.dtype}; allowed: int32 or int64")
+    if first.device not in (device, _HOST):
+        raise ValueError(
+            f"split_sizes is on {first.device}; allowed: {device}, where the weights are, or cpu"
+        )
 
 
 def split_values(values: Sequence[int], buffer_rows: int, multiple: int) -> None:
@@ -114,10 +124,14 @@ def probabilities(
             f"{name} has {prob.numel()} values (shape {tuple(prob.shape)}); allowed: {row_count}, "
             "one per row of the input"
         )
-    if prob.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise TypeError(f"{name} has dtype {prob.dtype}; allowed: float32, bfloat16 or float16")
+    if prob.dtype not in _PROB_DTYPES:
+        raise TypeError(
+            f"{name} has dtype {prob.dtype}; allowed: float64, float32, bfloat16 or float16"
+        )
     same_device(name, prob, device)
-    return prob.detach().reshape(-1)
+    flat = prob.detach().reshape(-1).contiguous()
+    # No kernel takes double: a float64 router's values are rounded once, to fp32.
+    return flat.float() if flat.dtype == torch.float64 else flat
 
 
 def same_values(first: torch.Tensor, second: torch.Tensor) -> None:
@@ -127,7 +141,14 @@ def same_values(first: torch.Tensor, second: torch.Tensor) -> None:
         ValueError: They are different tensors: the gradient of the bias scale is part of the
             gradient of the activation's probabilities, so two tensors cannot be told apart.
     """
-    if first.data_ptr() != second.data_ptr() or first.numel() != second.numel():
+    same = first is second or (
+        first.data_ptr() == second.data_ptr()
+        and first.shape == second.shape
+        and first.stride() == second.stride()
+        and first.dtype == second.dtype
+        and first.requires_grad == second.requires_grad
+    )
+    if not same:
         raise ValueError(
             "the scale of FC2's bias is another tensor than the probabilities of the activation; "
             "allowed: the same tensor for both when scale_bias is set"
@@ -165,11 +186,17 @@ def buffer(
 
 
 def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two contiguous tensors share bytes."""
+    """Whether the address ranges of two tensors overlap."""
     if not first.numel() or not second.numel():
         return False
     start, other = first.data_ptr(), second.data_ptr()
-    return start < other + second.nbytes and other < start + first.nbytes
+    return start < other + _span(second) and other < start + _span(first)
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Return the bytes from a tensor's first element to the end of its last."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return (sum((size - 1) * stride for size, stride in steps) + 1) * tensor.element_size()
 
 
 def gradient_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:

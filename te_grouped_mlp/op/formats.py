@@ -11,6 +11,7 @@ from enum import Enum
 class DType(Enum):
     """Element types; the value is the name of the torch dtype."""
 
+    FLOAT64 = "float64"
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"

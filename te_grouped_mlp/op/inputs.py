@@ -74,6 +74,7 @@ def read_inputs(
     refuse_carrier(ops[0], INPUT_CARRIER_ATTRIBUTE)
     refuse_carrier(ops[2], GRAD_CARRIER_ATTRIBUTE)
     device = leader(ops[0]).device
+    checks.same_device("FC2's weight", leader(ops[2]), device)
     features = problem.fc1.in_features
     checks.tokens("input", input_, features, device)
     shape = tuple(input_.shape)
@@ -84,7 +85,7 @@ def read_inputs(
     else:
         x = input_.reshape(-1, features)
     checks.rows("input", x.shape[0], format_of(problem).rows_multiple)
-    checks.split_sizes(extra[0][0], extra[2][0], problem.num_groups)
+    checks.split_sizes(extra[0][0], extra[2][0], problem.num_groups, device)
     for spec, op, label in ((problem.fc1, ops[0], "FC1"), (problem.fc2, ops[2], "FC2")):
         _check_delayed(spec, op, label)
     unit = unit_scale(ops[1], problem)

@@ -9,7 +9,6 @@ import importlib
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
 
 from te_grouped_mlp.op.backends.base import Backend
 from te_grouped_mlp.op.backends.checked import CheckedBackend
@@ -76,8 +75,8 @@ def choose(problem: Problem, env: Environment) -> str | None:
 
 
 _plans: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
-_latest: list[Any] = []
-"""The facts of the latest call and its plan; empty before the first."""
+_latest: tuple[tuple[object, ...], Plan] | None = None
+"""The facts of the latest call, and its plan."""
 
 
 def make_plan(problem: Problem, call: Call, env: Environment) -> Plan:
@@ -88,12 +87,14 @@ def make_plan(problem: Problem, call: Call, env: Environment) -> Plan:
             names the output, the cause and what to change.
         ValueError: No backend takes the call; the message holds each reason.
     """
+    global _latest
     facts = (problem, call, env.switches, env.single_group_is_always_dense, env.wrappers, env.sm)
     # Comparing with the latest call takes less time than a hash of all those facts.
-    if _latest and _latest[0] == facts:
-        return _latest[1]
-    plan = _plan_of(*facts[:2], env)
-    _latest[:] = facts, plan
+    latest = _latest
+    if latest is not None and latest[0] == facts:
+        return latest[1]
+    plan = _plan_of(problem, call, env)
+    _latest = (facts, plan)
     return plan
 
 

@@ -59,6 +59,8 @@ def _problem_refusals(problem: Problem, env: Environment) -> Iterator[Reject]:
         return
     if fmt.is_block_scaled and problem.recipe_detail:
         yield Reject(Reason.GRADIENT_FORMAT, f"{problem.recipe_detail}; allowed: E4M3 throughout")
+    if problem.dtype not in _DTYPES:
+        yield Reject(Reason.DTYPE, _dtype_detail("dtype of the weights", problem.dtype))
     if problem.fc1.scale_bias:
         yield Reject(Reason.OPTION, "scale_bias is set on FC1; allowed: on FC2 only")
     yield from _shape_refusals(problem, fmt)
@@ -109,14 +111,17 @@ def _call_refusals(problem: Problem, call: Call) -> Iterator[Reject]:
         )
     for name, dtype in (("dtype", call.dtype), ("probability dtype", call.prob_dtype)):
         if dtype not in _DTYPES:
-            allowed = ", ".join(each.value for each in _DTYPES)
-            yield Reject(Reason.DTYPE, f"{name} is {dtype.value}; allowed: {allowed}")
+            yield Reject(Reason.DTYPE, _dtype_detail(name, dtype))
     if call.input_kind is not TensorKind.PLAIN and not fmt.is_block_scaled:
         yield Reject(Reason.INPUT_KIND, f"input is {call.input_kind.value}; allowed: plain")
     if call.rows % fmt.rows_multiple:
         yield Reject(
             Reason.ALIGNMENT, f"rows is {call.rows}; allowed: multiples of {fmt.rows_multiple}"
         )
+
+
+def _dtype_detail(name: str, dtype: DType) -> str:
+    return f"{name} is {dtype.value}; allowed: {', '.join(each.value for each in _DTYPES)}"
 
 
 def _launches(problem: Problem, call: Call, env: Environment) -> Iterator[Launch]:
