@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -53,15 +54,19 @@ def column_sums(dy: torch.Tensor, scale: torch.Tensor | None, splits: Splits) ->
     """Return ``sum over the rows of a group of dy[i] (* scale[i])``.
 
     Args:
-        dy: (rows, N) bf16, fp16 or fp32, row-major.
-        scale: (rows,) or None for one.
+        dy: (rows, N) bf16, fp16 or fp32, any strides.
+        scale: (rows,), any stride, or None for one.
         splits: Division of the rows.
 
     Returns:
-        fp32 (G, N), new. Every 128-row tile of a group is summed from its first row on, then the
-        tiles in order, so the result does not depend on threads. CPU tensors only; never
+        fp32 (G, N), new. The order of the sum follows from constants and from the group's own rows,
+        so the result does not depend on threads, on other groups or on the buffer's length. Never
         synchronises.
     """
+    dy = dy.contiguous()
+    scale = None if scale is None else scale.float().contiguous()
+    if dy.is_cuda:
+        return _gpu().column_sums(dy, scale, splits.ends)
     groups = splits.sizes.numel()
     out = memory.empty((groups, dy.shape[1]), torch.float32, dy.device)
     head = (dy.data_ptr(), _SOURCE_DTYPES[dy.dtype], *dy.shape, dy.stride(0))
@@ -69,8 +74,7 @@ def column_sums(dy: torch.Tensor, scale: torch.Tensor | None, splits: Splits) ->
     if scale is None:
         _C.column_sums(*head, *tail)
     else:
-        weights = scale.float()
-        _C.weighted_column_sums(*head, weights.data_ptr(), *tail)
+        _C.weighted_column_sums(*head, scale.data_ptr(), *tail)
     return out
 
 
@@ -78,17 +82,27 @@ def row_dots(dy: torch.Tensor, bias: torch.Tensor, splits: Splits) -> torch.Tens
     """Return ``sum_j dy[i, j] * bias[group of i, j]``, the gradient of the bias scale.
 
     Args:
-        dy: (rows, N) bf16, fp16 or fp32, row-major.
+        dy: (rows, N) bf16, fp16 or fp32, any strides.
         bias: (G, N).
         splits: Division of the rows.
 
     Returns:
-        fp32 (rows,), new; zero past the live rows. CPU tensors only; never synchronises.
+        fp32 (rows,), new; zero past the live rows. The order of each row's sum is fixed. Never
+        synchronises.
     """
+    dy, table = dy.contiguous(), bias.float().contiguous()
+    if dy.is_cuda:
+        return _gpu().row_dots(dy, table, splits.ends)
     out = torch.zeros(dy.shape[0], dtype=torch.float32, device=dy.device)
-    table = bias.float().contiguous()
     _C.row_dots(
         dy.data_ptr(), _SOURCE_DTYPES[dy.dtype], *dy.shape, dy.stride(0), table.data_ptr(),
         splits.sizes.data_ptr(), splits.sizes.numel(), out.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
     return out
+
+
+def _gpu() -> ModuleType:
+    """Return the same sums for CUDA tensors; they need Triton, which a GPU torch brings."""
+    from te_grouped_mlp.op.backends.cutedsl import reductions
+
+    return reductions

@@ -228,7 +228,7 @@ def read_splits(
     """
     unique = list(dict.fromkeys(widths(problem)))
     sizes, offsets = tex.splits_to_offsets_multi(
-        split_sizes,
+        split_sizes.contiguous(),
         device,
         strides=[1, 1, *unique],
         include_leading_zero=[False] + [True] * (1 + len(unique)),

@@ -109,8 +109,9 @@ class _GroupedMLP_CuTeGEMMBase(fusion.UpstreamSeams, FusedOperation):  # noqa: N
         out = output_buffer(ops, plan, inputs)
         splits = te_adapter.read_splits(inputs.split_sizes, host, problem, inputs.x.device)
         state = _forward(ops, plan, inputs, splits, out)
+        ctx = basic_op_ctxs[0]
+        ctx.skeleton = None
         if call.needs_backward:
-            ctx = basic_op_ctxs[0]
             ctx.skeleton, tensors = saved.flatten(state)
             if is_cpu_offload_enabled():
                 start_offload(*saved.activations(state))
@@ -130,6 +131,9 @@ class _GroupedMLP_CuTeGEMMBase(fusion.UpstreamSeams, FusedOperation):  # noqa: N
                 announces a gradient that only claims to be bf16.
         """
         ctx, ops = basic_op_ctxs[0], tuple(self.basic_ops)
+        if ctx.skeleton is None:
+            # Only an input that the step does not use needs a gradient.
+            return None, [None, (), None], [(None,) * op.num_extra_inputs for op in ops]
         state = saved.restore(ctx.skeleton, ctx.saved_tensors)
         plan = state.plan
         selection.require_no_stronger_demand(plan, environment.read_switches())
@@ -157,7 +161,7 @@ def _forward(
     problem, call, run = plan.problem, plan.call, selection.run(plan)
     dtype, fmt = torch_dtype(call.dtype), call.format
     dw1, dx = call.wants(Output.DW1), call.wants(Output.DX)
-    keeps_activated = call.wants(Output.DW2) and not problem.activation.recomputes_input
+    keeps_activated = call.wants(Output.DW2) and not plan.recomputes_activated
 
     w1 = weights.forward_members(fc1, problem.fc1, fmt, dtype, column=dx)
     w2 = weights.forward_members(fc2, problem.fc2, fmt, dtype, column=call.needs_dact)
@@ -226,7 +230,8 @@ def _backward(
 def _through_activation(
     fc2: Any, run: CheckedBackend, state: saved.SavedState, dy: GroupedOperand
 ) -> DactResult:
-    problem, call = state.plan.problem, state.plan.call
+    plan = state.plan
+    problem, call = plan.problem, plan.call
     dtype = torch_dtype(call.dtype)
     w2 = weights.for_backward(fc2, problem.fc2, state.w2, call.format, dtype)
     assert state.pre_activation is not None
@@ -239,7 +244,7 @@ def _through_activation(
             want_dprob=call.wants(Output.DPROB),
             want_bias_grad=call.wants(Output.DB1),
             want_column=call.wants(Output.DW1),
-            want_activated=call.wants(Output.DW2) and problem.activation.recomputes_input,
+            want_activated=call.wants(Output.DW2) and plan.recomputes_activated,
         ),
     )
 
