@@ -141,10 +141,11 @@ def same_values(first: torch.Tensor, second: torch.Tensor) -> None:
         ValueError: They are different tensors: the gradient of the bias scale is part of the
             gradient of the activation's probabilities, so two tensors cannot be told apart.
     """
+    flat, other = first.reshape(-1), second.reshape(-1)
     same = first is second or (
-        first.data_ptr() == second.data_ptr()
-        and first.shape == second.shape
-        and first.stride() == second.stride()
+        flat.data_ptr() == other.data_ptr()
+        and flat.shape == other.shape
+        and flat.stride() == other.stride()
         and first.dtype == second.dtype
         and first.requires_grad == second.requires_grad
     )

@@ -167,7 +167,7 @@ def read_call(
         ops, contexts: Of FC1, the activation and FC2.
         problem: Their facts.
         inputs: The checked arguments.
-        prob: The probabilities as given; only dtype and requires_grad are read.
+        prob: The probabilities as given; only requires_grad is read.
         host_splits: The split sizes where the host can read them.
         env: The machine.
 
@@ -180,7 +180,7 @@ def read_call(
     return Call(
         rows=rows,
         dtype=DType.of(compute_dtype(ops[0])),
-        prob_dtype=DType.of(prob.dtype),
+        prob_dtype=DType.FLOAT32 if inputs.prob is None else DType.of(inputs.prob.dtype),
         rows_are_full=_rows_are_full(host_splits, rows, inputs.prob is None, env),
         wanted=_wanted(ops, contexts, problem, prob),
         input_kind=(
