@@ -9,30 +9,17 @@ import math
 import pytest
 
 from te_grouped_mlp.op import environment
+from tests.op.fixtures import TAILS, assert_padding_invisible, exact_size
 from tests.support import step
 from tests.support.step import StepCase
 
 pytestmark = pytest.mark.usefixtures("fused_switch", "hostile_memory")
 
-FILLS = (0.0, 3.0, 1e30, math.inf, math.nan)
 SINGLE = StepCase(splits=(256,), hidden=256, ffn=192)
 SEVERAL = StepCase(splits=(128, 0, 384), hidden=192, ffn=128)
 
 
-def exact_size(case: StepCase) -> dict:
-    """Run the live rows alone, laid out PACKED like a padded call."""
-    with environment.override(treat_rows_as_full=False):
-        return step.run_step(case.but(buffer_rows=None, fill=0.0))
-
-
-def assert_padding_invisible(case: StepCase) -> None:
-    padded = step.run_step(case)
-    step.assert_same(step.live(case, padded), exact_size(case))
-    for name in ("y", "dx", "dprob"):
-        assert not padded[name][case.live :].any(), f"tail of {name} is not zero"
-
-
-@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize("fill", TAILS)
 @pytest.mark.parametrize("tiles", [1, 3])
 @pytest.mark.parametrize("activation", ["swiglu", "srelu"])
 @pytest.mark.parametrize("base", [SINGLE, SEVERAL], ids=["1g", "3g"])

@@ -28,7 +28,9 @@ DEFAULTS: dict[str, dict[str, float]] = {
 # in a row, each with two operands of at most 2^-4 relative rounding; 5 to 7 % are usual.
 MXFP8_BOUND = 0.12
 # The clamps' derivative jumps, so a rounded pre-activation near a clamp gets the other side's.
-CLAMPED_BOUND = 0.2
+CLAMPED_BOUND = 0.25
+# Sums over rows cancel, so their stripes are smaller than what went into them.
+SUM_FACTOR = 2.0
 
 
 @dataclass(frozen=True)
@@ -416,20 +418,24 @@ def assert_close(
     The bound is that of MXFP8 operands against unquantized ones unless given.
     """
     cut = live(case, found)
-    if bound is None:
-        if case.activation == "qgeglu":
-            # Jumps add up over rows while the sum itself cancels, so there is no useful bound.
-            wanted = {name: value for name, value in wanted.items() if name != "db1"}
-        bound = CLAMPED_BOUND if case.activation == "qgeglu" else MXFP8_BOUND
     assert_present(case, found)
     for name, expected in wanted.items():
-        actual = cut[name]
+        actual, limit = cut[name], _format_bound(case, name) if bound is None else bound
         if actual is None or expected is None:
             continue
         assert actual.isfinite().all(), name
         for label, a, e in _stripes(case, name, actual.double(), expected):
             error = (a - e).norm() / e.norm().clamp_min(1e-30)
-            assert error <= bound, f"{name} {label}: relative error {error:.3f}"
+            assert error <= limit, f"{name} {label}: relative error {error:.3f}"
+
+
+def _format_bound(case: StepCase, name: str) -> float:
+    clamped = case.activation == "qgeglu"
+    if clamped and name == "db1":
+        # Jumps add up over the rows while the sum cancels: nothing useful can be said.
+        return float("inf")
+    bound = CLAMPED_BOUND if clamped else MXFP8_BOUND
+    return bound * SUM_FACTOR if name in ("db1", "db2") else bound
 
 
 def _stripes(case: StepCase, name: str, actual: torch.Tensor, expected: torch.Tensor) -> Any:
