@@ -14,10 +14,7 @@ from te_grouped_mlp.op.operands import GroupedOperand, Splits, WeightOperand
 _ALIGN = 16
 """Bytes to which TMA wants addresses and row strides aligned."""
 
-_DISTANCES_KEPT = 4096
 _KEPT = "_te_grouped_mlp_int32"
-
-_distances: dict[tuple[object, ...], int] = {}
 
 
 def int32_offsets(splits: Splits) -> torch.Tensor:
@@ -137,45 +134,32 @@ def evenly_spaced(members: Sequence[torch.Tensor], shape: tuple[int, int]) -> to
 
     The members must have `shape`, agree in dtype and strides, follow each other in ascending order
     at one distance, not overlap, and be addressable by TMA. Descending order (a buffer filled from
-    its end) has no view, since PyTorch knows no negative strides. Every call compares all
-    addresses; the rest is compared once for each list of addresses.
+    its end) has no view, since PyTorch knows no negative strides.
     """
-    first = members[0]
-    addresses = tuple(member.data_ptr() for member in members)
-    key = (addresses, shape, first.shape, first.stride(), first.dtype)
-    distance = _distances.get(key)
-    if distance is None:
-        if len(_distances) > _DISTANCES_KEPT:
-            _distances.clear()
-        distance = _distances[key] = _distance(members, addresses, shape)
-    if not distance:
-        return None
-    size = first.element_size()
-    # A storage that covers the last member covers them all, so nothing else can lie there.
-    last = first.storage_offset() * size + addresses[-1] - addresses[0]
-    if last + shape[0] * first.stride(0) * size > first.untyped_storage().nbytes():
-        return None
-    return first.as_strided((len(members), *shape), (distance // size, *first.stride()))
-
-
-def _distance(
-    members: Sequence[torch.Tensor], addresses: tuple[int, ...], shape: tuple[int, int]
-) -> int:
-    """Return the bytes between evenly spaced members, 0 if they are not."""
-    first = members[0]
+    first, count = members[0], len(members)
     if tuple(first.shape) != shape or not is_addressable(first):
-        return 0
-    extent = shape[0] * first.stride(0) * first.element_size()
-    distance = addresses[1] - addresses[0] if len(members) > 1 else extent
-    if distance < extent or distance % _ALIGN:
-        return 0
-    if addresses != tuple(range(addresses[0], addresses[0] + distance * len(members), distance)):
-        return 0
-    alike = all(
-        each.dtype is first.dtype and each.shape == first.shape and each.stride() == first.stride()
-        for each in members
+        return None
+    # Lists and `count` instead of a loop: this runs for hundreds of members in every step.
+    alike = (
+        [each.stride() for each in members].count(first.stride()) == count
+        and [each.shape for each in members].count(first.shape) == count
+        and [each.dtype for each in members].count(first.dtype) == count
     )
-    return distance if alike else 0
+    if not alike:
+        return None
+    addresses = [member.data_ptr() for member in members]
+    size, base = first.element_size(), addresses[0]
+    extent = shape[0] * first.stride(0) * size
+    distance = addresses[1] - base if len(addresses) > 1 else extent
+    if distance < extent or distance % _ALIGN:
+        return None
+    if addresses != list(range(base, base + distance * count, distance)):
+        return None
+    # A storage that covers the last member covers them all, so nothing else can lie there.
+    end = first.storage_offset() * size + addresses[-1] - base + extent
+    if end > first.untyped_storage().nbytes():
+        return None
+    return first.as_strided((count, *shape), (distance // size, *first.stride()))
 
 
 def in_pairs(bias: torch.Tensor, width: int | None) -> torch.Tensor:

@@ -26,7 +26,7 @@ from te_grouped_mlp.op.backends.base import (
 from te_grouped_mlp.op.backends.cutedsl import arguments, capability, keys
 from te_grouped_mlp.op.backends.cutedsl.compile import target_arch
 from te_grouped_mlp.op.backends.cutedsl.config import Op
-from te_grouped_mlp.op.backends.cutedsl.launch import finish_rows, launcher_of, zero_tail
+from te_grouped_mlp.op.backends.cutedsl.launch import finish_rows, launcher_of, prepare, zero_tail
 from te_grouped_mlp.op.environment import Environment
 from te_grouped_mlp.op.formats import DType
 from te_grouped_mlp.op.gradients import WgradTarget
@@ -79,6 +79,8 @@ class CuteDslBackend:
         if not rows:
             return result
 
+        if plan.call.needs_backward:
+            prepare(plan.problem, _dtype(prob))
         if bias is not None:
             bias = arguments.in_pairs(bias, spec.interleave) if spec.is_gated else bias.float()
         launch = launcher_of(

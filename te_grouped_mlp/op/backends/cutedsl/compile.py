@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled kernels: once per process in memory, once per machine on disk, several at a time.
 
-CuTe DSL compiles in one thread of a process only, so concurrency means forked workers. A worker
+CuTe DSL compiles one kernel of a process at a time, so concurrency means forked workers. A worker
 never touches CUDA: the target is fixed before the fork, and a compiled kernel leaves it as an
 object file. Nothing here holds a token count.
 """
@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -31,6 +32,8 @@ _ENTRY = "func"
 _PACKAGES = ("quack-kernels", "nvidia-cutlass-dsl", "apache-tvm-ffi")
 _WORKER_SECONDS = 120.0
 
+# A backward runs in a thread of autograd's, perhaps while another forward compiles.
+_one_at_a_time = threading.RLock()
 _loaded: dict[KernelKey, Callable[..., None]] = {}
 
 
@@ -43,7 +46,9 @@ def kernel(key: KernelKey) -> Callable[..., None]:
     """
     found = _loaded.get(key)
     if found is None:
-        found = _loaded[key] = _from_disk(key) or _compile(key)
+        with _one_at_a_time:
+            found = _loaded.get(key) or _from_disk(key) or _compile(key)
+            _loaded[key] = found
     return found
 
 
@@ -58,6 +63,11 @@ def compile_ahead(keys: Iterable[KernelKey], workers: int | None = None) -> int:
         How many kernels were compiled. A worker that fails or does not end costs nothing but time:
         `kernel` then compiles in this process and shows the error.
     """
+    with _one_at_a_time:
+        return _compile_ahead(keys, workers)
+
+
+def _compile_ahead(keys: Iterable[KernelKey], workers: int | None) -> int:
     missing = [key for key in dict.fromkeys(keys) if key not in _loaded and not _path(key).exists()]
     if not missing:
         return 0

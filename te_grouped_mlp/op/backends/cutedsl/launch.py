@@ -12,12 +12,15 @@ import torch
 
 from te_grouped_mlp.op import memory
 from te_grouped_mlp.op.backends.cutedsl import compile as kernels
+from te_grouped_mlp.op.backends.cutedsl import keys
 from te_grouped_mlp.op.backends.cutedsl.config import Op
 from te_grouped_mlp.op.backends.cutedsl.keys import KernelKey
+from te_grouped_mlp.op.formats import DType
 from te_grouped_mlp.op.problem import Problem
 
 _LAUNCHERS_KEPT = 1024
 
+_prepared: dict[int, Problem] = {}
 _by_problem: dict[tuple[Hashable, ...], tuple[Problem, Launcher]] = {}
 
 
@@ -84,6 +87,25 @@ def launcher_of(
         # The problem is kept, so that nothing else can get its identity.
         found = _by_problem[short] = (problem, launcher(make(problem, *what), device))
     return found[1]
+
+
+def prepare(problem: Problem, prob: DType | None) -> None:
+    """Compile, side by side, what a training step of `problem` will need; once per problem.
+
+    The types of weight gradients are a guess (fp32 and added to where there is a `main_grad`); a
+    kernel that was not foreseen is compiled when it is first launched.
+    """
+    if id(problem) in _prepared:
+        return
+    if len(_prepared) > _LAUNCHERS_KEPT:
+        _prepared.clear()
+    _prepared[id(problem)] = problem
+    main_grad = problem.fc1.main_grad
+    grad = DType.FLOAT32 if main_grad else DType.BFLOAT16
+    arch = kernels.target_arch()
+    kernels.compile_ahead(
+        keys.of_problem(problem, arch, prob=prob, grad=grad, accumulate=main_grad)
+    )
 
 
 def finish_rows(slots: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
