@@ -44,6 +44,12 @@ def wrappers_of(stand_in: StandIn) -> dict[str, frozenset[str]]:
     return found
 
 
+def environment_of(stand_in: StandIn) -> environment.Environment:
+    """Return the record of a machine with that frontend."""
+    with environment.override(sm=SM, wrappers=wrappers_of(stand_in)):
+        return environment.current()
+
+
 @contextlib.contextmanager
 def simulation(
     monkeypatch: pytest.MonkeyPatch, version: str = "1.32.0", **options: Any

@@ -1,0 +1,451 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the frontend does not check: each is refused before a launch, or made impossible."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from te_grouped_mlp.op.backends.base import (
+    DactEpilogue,
+    Fc1Epilogue,
+    GemmEpilogue,
+)
+from te_grouped_mlp.op.backends.cudnn import arguments, checks, streams, views
+from te_grouped_mlp.op.gradients import WgradTarget
+from te_grouped_mlp.op.layout import Kernel
+from te_grouped_mlp.op.operands import Axis, GroupedOperand, WeightOperand
+from te_grouped_mlp.op.plan import Plan
+from te_grouped_mlp.op.problem import Activation
+from tests.op.backends.cudnn import operands
+from tests.op.backends.cudnn.simulated import SimulatedBackend, environment_of, simulation
+from tests.op.backends.cudnn.test_capability import call, problem
+from tests.support.frontend_stand_in import StandIn
+
+ROWS, H, FFN, GROUPS = 1024, 512, 256, 4
+
+
+@pytest.fixture
+def frontend(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    with simulation(monkeypatch) as stand_in:
+        yield stand_in
+
+
+@dataclasses.dataclass
+class Step:
+    """The four operations of one small call, any operand of which a test may replace."""
+
+    kind: Activation
+    frontend: StandIn
+    sizes: tuple[int, ...] = (256, 0, 512, 256)
+
+    def __post_init__(self) -> None:
+        self.plan = self._plan()
+        self.splits = operands.splits(*self.sizes)
+        wide = self.plan.problem.fc1.out_features
+        self.x = self.tokens(H)
+        self.mid = self.tokens(FFN)
+        self.dy = self.tokens(H)
+        self.dh = self.tokens(wide)
+        self.w1 = self.weights(wide, H, Axis.ROW)
+        self.w2 = self.weights(H, FFN, Axis.ROW)
+        self.w2_back = self.weights(H, FFN, Axis.COLUMN)
+        self.pre = torch.zeros(ROWS, wide, dtype=torch.bfloat16)
+        self.prob: torch.Tensor | None = torch.ones(ROWS)
+        self.out = torch.zeros(ROWS, H, dtype=torch.bfloat16)
+        self.backend = SimulatedBackend()
+
+    def _plan(self) -> Plan:
+        found = SimulatedBackend().plan(
+            problem(self.kind, device="cpu"), call(), environment_of(self.frontend)
+        )
+        assert isinstance(found, Plan)
+        return found
+
+    def tokens(self, cols: int) -> GroupedOperand:
+        return operands.tokens(cols, self.plan.layout, self.splits)
+
+    def weights(self, out: int, width: int, axis: Axis) -> WeightOperand:
+        return operands.weights(GROUPS, out, width, axis, stacked=True, swizzled=True)
+
+    def fc1(self) -> Any:
+        epilogue = Fc1Epilogue(None, self.prob, True, True)
+        return self.backend.fc1_act(self.plan, self.x, self.w1, epilogue)
+
+    def fc2(self) -> None:
+        self.backend.gemm(
+            self.plan, Kernel.FC2_FORWARD, self.mid, self.w2, self.out, GemmEpilogue()
+        )
+
+    def dact(self) -> Any:
+        epilogue = DactEpilogue(self.prob, True, False, True)
+        return self.backend.dact_dgrad(self.plan, self.dy, self.w2_back, self.pre, epilogue)
+
+    def wgrad(self, target: torch.Tensor | None = None) -> None:
+        out = torch.zeros(GROUPS, H, FFN) if target is None else target
+        self.backend.wgrad(
+            self.plan, Kernel.FC2_WGRAD, self.mid, self.dy, WgradTarget(out, accumulate=False)
+        )
+
+    def every(self) -> None:
+        for run in (self.fc1, self.fc2, self.dact, self.wgrad):
+            run()
+
+
+@pytest.fixture(params=[Activation.SWIGLU, Activation.SRELU], ids=["swiglu", "srelu"])
+def a_step(request: pytest.FixtureRequest, frontend: StandIn) -> Step:
+    return Step(request.param, frontend)
+
+
+def test_a_sound_step_launches_everything(a_step: Step) -> None:
+    a_step.every()
+    assert len(a_step.frontend.calls) == 4
+
+
+def refused(step: Step, *runs: Any, match: str) -> None:
+    for run in runs:
+        with pytest.raises(ValueError, match=match):
+            run()
+    assert step.frontend.calls == []
+
+
+# Rows --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(128, 384, 256, 256), (256, 0, 256, 1), (256, -256, 0, 0)])
+def test_splits_off_the_tile(sizes: tuple[int, ...], frontend: StandIn) -> None:
+    step = Step(Activation.SWIGLU, frontend, sizes)
+    refused(step, step.fc1, step.fc2, step.dact, step.wgrad, match=r"splits\[\d\] is -?\d+;")
+
+
+def test_splits_past_the_buffer(frontend: StandIn) -> None:
+    step = Step(Activation.SRELU, frontend, (512, 512, 256, 0))
+    refused(step, step.fc1, step.fc2, step.dact, step.wgrad, match="sum to 1280; the buffer has")
+
+
+def test_splits_on_the_device_are_not_looked_at(a_step: Step) -> None:
+    """Reading them would synchronise; NVTE_GROUPED_MLP_CHECK=1 reads them once, for `host`."""
+    sizes = operands.splits(128, 384, 256, 256).sizes
+    checks.split_sizes(None, ROWS)
+    a_step.splits = dataclasses.replace(a_step.splits, sizes=sizes, host=None)
+    a_step.x = a_step.tokens(H)
+    a_step.fc1()
+
+
+OFFSETS = {
+    "int64": lambda ends: ends.long(),
+    "leading zero": lambda ends: torch.cat((torch.zeros(1, dtype=torch.int32), ends)),
+    "strided": lambda ends: torch.stack((ends, ends), 1)[:, 0],
+}
+
+
+@pytest.mark.parametrize("change", OFFSETS)
+def test_offsets_of_another_kind(a_step: Step, change: str) -> None:
+    ends = OFFSETS[change](a_step.splits.ends)
+    a_step.splits = dataclasses.replace(a_step.splits, ends=ends)
+    for name, cols in (("x", H), ("mid", FFN), ("dy", H)):
+        setattr(a_step, name, a_step.tokens(cols))
+    refused(
+        a_step, a_step.fc1, a_step.fc2, a_step.dact, a_step.wgrad, match=r"splits.ends is torch.int"
+    )
+
+
+# Columns -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [0, 32, 272])
+def test_widths_that_a_kernel_in_the_cache_would_take(width: int) -> None:
+    """The frontend checks them when it builds a kernel, and then finds that kernel again."""
+    copy = operands.copy(256, width, Axis.ROW)
+    with pytest.raises(ValueError, match=f"columns of x is {width}"):
+        views.tokens("x", copy, (256, width), torch.tensor([256], dtype=torch.int32))
+    for shape in ((width, 256), (256, width)):
+        w = operands.weights(1, *shape, Axis.ROW, stacked=True, swizzled=True)
+        with pytest.raises(ValueError, match=f"columns of w is {width}"):
+            views.experts(w)
+
+
+def test_tokens_and_weights_of_different_widths(a_step: Step) -> None:
+    a_step.x = a_step.dy = a_step.tokens(FFN)
+    refused(a_step, a_step.fc1, a_step.dact, match=r"has shape \(1024, 256\)")
+
+
+def test_another_number_of_experts(a_step: Step) -> None:
+    fewer = operands.weights(3, H, FFN, Axis.ROW, stacked=True, swizzled=True)
+    a_step.w2 = fewer
+    refused(a_step, a_step.fc2, match="w has 3 experts")
+    refused(a_step, lambda: a_step.wgrad(torch.zeros(3, H, FFN)), match="target has 3 members")
+
+
+# Scales ------------------------------------------------------------------------------------------
+
+
+def damaged(operand: GroupedOperand, **changes: Any) -> GroupedOperand:
+    assert operand.row is not None
+    assert operand.column is not None
+    return dataclasses.replace(
+        operand,
+        row=dataclasses.replace(operand.row, **changes),
+        column=dataclasses.replace(operand.column, **changes),
+    )
+
+
+def test_compact_scales_of_tokens(a_step: Step) -> None:
+    """They have as many bytes as swizzled ones, so the frontend takes them."""
+    for name in ("x", "mid", "dy"):
+        setattr(a_step, name, damaged(getattr(a_step, name), swizzled=False))
+    refused(a_step, a_step.fc1, a_step.fc2, a_step.dact, a_step.wgrad, match="has compact")
+
+
+def test_too_few_scales(a_step: Step) -> None:
+    a_step.x = damaged(a_step.x, scale=torch.zeros(128, dtype=torch.uint8))
+    refused(a_step, a_step.fc1, match="x has 128 row scales; allowed: 16384")
+
+
+def test_compact_scales_of_weights_are_brought_into_tile_order(a_step: Step) -> None:
+    """Not refused: a parameter's scales are compact, and stay so."""
+    compact = dataclasses.replace(a_step.w1, swizzled=False)
+    compact.scale[0][5, 7] = 130
+    before = compact.scale[0].clone()
+    found = views.experts(compact)
+    assert found.stacked is not None
+    flat = found.stacked[1].view(torch.uint8)
+    assert flat[5, 0, 0, 3, 1, 0] == 130
+    assert (flat == 130).sum() == 1
+    assert torch.equal(compact.scale[0], before)
+
+
+def test_missing_copies(a_step: Step) -> None:
+    a_step.x = dataclasses.replace(a_step.x, row=None)
+    a_step.mid = dataclasses.replace(a_step.mid, column=None)
+    refused(a_step, a_step.fc1, match="x has no row copy")
+    refused(a_step, a_step.wgrad, match="x has no column copy")
+
+
+# Dtypes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_probabilities_of_the_backward_reach_the_kernel_in_fp32(
+    a_step: Step, dtype: torch.dtype
+) -> None:
+    a_step.prob = torch.ones(ROWS, dtype=dtype)
+    a_step.fc1()
+    a_step.dact()
+    forward, backward = (given for _, given in a_step.frontend.calls)
+    kept = torch.bfloat16 if dtype is torch.bfloat16 else torch.float32
+    assert forward["prob_tensor"].dtype is kept
+    assert backward["prob_tensor"].dtype is torch.float32
+    assert backward["dprob_tensor"].dtype is torch.float32
+
+
+def derivative(**changes: Any) -> arguments.Derivative:
+    fields: dict[str, Any] = {
+        "pre_activation": torch.zeros(ROWS, 2 * FFN, dtype=torch.bfloat16),
+        "prob": torch.ones(ROWS),
+        "dprob": torch.zeros(ROWS),
+        "want_bias_grad": False,
+        "deterministic": False,
+    }
+    return arguments.Derivative(**{**fields, **changes})
+
+
+@pytest.mark.parametrize("name", ["prob", "dprob"])
+@pytest.mark.parametrize(
+    "bad", [torch.ones(ROWS).bfloat16(), torch.ones(ROWS - 1), torch.ones(2 * ROWS)[::2]]
+)
+def test_the_builder_takes_fp32_per_row_only(a_step: Step, name: str, bad: torch.Tensor) -> None:
+    shared = arguments.Call(frozenset(), None, False, torch.ones(GROUPS), torch.ones(1))
+    assert a_step.dy.row is not None
+    tokens = views.tokens("dy", a_step.dy.row, (ROWS, H), a_step.splits.ends)
+    experts = views.experts(a_step.w2_back)
+    spec = a_step.plan.problem.activation
+    build = arguments.dglu if spec.is_gated else arguments.dsrelu
+    with pytest.raises(ValueError, match=name):
+        build(shared, tokens, experts, spec, derivative(**{name: bad}))
+
+
+def test_a_bias_scale_without_a_bias_would_scale_the_product(a_step: Step) -> None:
+    epilogue = GemmEpilogue(bias=None, bias_scale=torch.full((ROWS,), 0.5))
+    a_step.backend.gemm(
+        a_step.plan, Kernel.FC2_FORWARD, a_step.mid, a_step.w2, a_step.out, epilogue
+    )
+    ((_, given),) = a_step.frontend.calls
+    assert given["prob_tensor"] is None
+    shared = arguments.Call(frozenset(), None, False, torch.ones(GROUPS), torch.ones(1))
+    assert a_step.mid.row is not None
+    tokens = views.tokens("a", a_step.mid.row, (ROWS, FFN), a_step.splits.ends)
+    with pytest.raises(ValueError, match="bias_scale is given without a bias"):
+        arguments.quant(
+            shared, tokens, views.experts(a_step.w2), a_step.out,
+            bias=None, bias_scale=torch.ones(ROWS),
+        )  # fmt: skip
+
+
+def test_unary_kernels_get_probabilities_whatever_happens(frontend: StandIn) -> None:
+    step = Step(Activation.SRELU, frontend)
+    step.prob = None
+    step.fc1()
+    step.dact()
+    for _, given in frontend.calls:
+        assert torch.equal(given["prob_tensor"].flatten(), torch.ones(ROWS))
+    shared = arguments.Call(frozenset(), None, False, torch.ones(GROUPS), torch.ones(1))
+    assert step.dy.row is not None
+    tokens = views.tokens("dy", step.dy.row, (ROWS, H), step.splits.ends)
+    experts, spec = views.experts(step.w2_back), step.plan.problem.activation
+    with pytest.raises(ValueError, match="prob is None"):
+        arguments.dsrelu(shared, tokens, experts, spec, derivative(prob=None))
+
+
+def test_probability_gradients_begin_at_zero(a_step: Step) -> None:
+    """The kernel adds to what it finds: two calls give the same, and padded rows stay zero."""
+    first, second = a_step.dact(), a_step.dact()
+    assert torch.equal(first.dprob, second.dprob)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32])
+def test_weight_gradients_of_another_dtype(a_step: Step, dtype: torch.dtype) -> None:
+    target = torch.zeros(GROUPS, H, FFN, dtype=dtype)
+    refused(a_step, lambda: a_step.wgrad(target), match=f"target is {dtype}")
+
+
+def test_unaligned_memory(a_step: Step) -> None:
+    """An output is written through a copy; an operand is refused."""
+    raw = torch.zeros(ROWS * H + 1, dtype=torch.bfloat16)
+    a_step.out = raw[1:].view(ROWS, H)
+    a_step.fc2()
+    ((_, given),) = a_step.frontend.calls
+    assert given["d_tensor"].data_ptr() % 16 == 0
+    assert a_step.out.any()
+    odd = torch.zeros(ROWS * H + 1, dtype=torch.uint8)[1:].view(ROWS, H)
+    a_step.x = damaged(a_step.x, data=odd)
+    with pytest.raises(ValueError, match="x begins at an address that is 1 past"):
+        a_step.fc1()
+
+
+# Memory that launches share -----------------------------------------------------------------------
+
+
+class FakeStream:
+    """A stream that remembers on which others it was told to wait."""
+
+    def __init__(self, handle: int) -> None:
+        self.cuda_stream, self.waited = handle, []
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.waited.append(other)
+
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def no_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_last", "_workspaces", "_ones"):
+        monkeypatch.setattr(streams, name, {})
+
+
+@pytest.mark.usefixtures("no_history")
+def test_a_launch_on_another_stream_waits_for_the_one_before() -> None:
+    a, b = FakeStream(1), FakeStream(2)
+    for stream in (a, a, b, b, a):
+        streams.take_turn("glu", CUDA, streams.Lane(stream))
+    assert (b.waited, a.waited) == ([a], [b])
+    c = FakeStream(3)
+    streams.take_turn("quant", CUDA, streams.Lane(c))
+    assert c.waited == []
+
+
+@pytest.mark.usefixtures("no_history")
+def test_turns_are_taken_inside_a_capture_and_not_across_its_border() -> None:
+    a, b, c = FakeStream(1), FakeStream(2), FakeStream(3)
+    streams.take_turn("glu", CUDA, streams.Lane(a))
+    streams.take_turn("glu", CUDA, streams.Lane(b, capture=7))
+    assert b.waited == []
+    streams.take_turn("glu", CUDA, streams.Lane(c, capture=7))
+    assert c.waited == [b]
+    streams.take_turn("glu", CUDA, streams.Lane(a))
+    assert a.waited == []
+
+
+@pytest.mark.usefixtures("no_history")
+def test_descriptors_have_memory_of_their_own(frontend: StandIn) -> None:
+    cpu = torch.device("cpu")
+    lanes = [
+        streams.Lane(None),
+        streams.Lane(FakeStream(1)),
+        streams.Lane(FakeStream(2)),
+        streams.Lane(FakeStream(2), capture=7),
+        streams.Lane(FakeStream(2), capture=8),
+    ]
+    found = {
+        streams.wgrad_workspace(kernel, 4, "dense", cpu, lane).data_ptr()  # type: ignore[union-attr]
+        for kernel in (Kernel.FC1_WGRAD, Kernel.FC2_WGRAD)
+        for lane in lanes
+    }
+    assert len(found) == 2 * len(lanes)
+    again = streams.wgrad_workspace(Kernel.FC1_WGRAD, 4, "dense", cpu, streams.Lane(FakeStream(2)))
+    assert again is not None
+    assert again.data_ptr() in found
+
+
+@pytest.mark.usefixtures("no_history")
+def test_both_weight_gradients_of_a_step_pass_their_own_memory(a_step: Step) -> None:
+    a_step.wgrad()
+    target = WgradTarget(torch.zeros(GROUPS, H, FFN), accumulate=False)
+    a_step.backend.wgrad(a_step.plan, Kernel.FC1_WGRAD, a_step.mid, a_step.dy, target)
+    first, second = (given["descriptor_workspace"] for _, given in a_step.frontend.calls)
+    assert first.data_ptr() != second.data_ptr()
+    assert first.dtype is torch.uint8
+
+
+@pytest.mark.usefixtures("no_history")
+def test_ones_made_inside_a_capture_are_not_kept() -> None:
+    cpu = torch.device("cpu")
+    inside = streams.ones(4, cpu, streams.Lane(None, capture=7))
+    kept = streams.ones(4, cpu, streams.Lane(None))
+    assert kept is not inside
+    assert streams.ones(4, cpu, streams.Lane(None)) is kept
+
+
+def test_a_wrapper_does_not_remember_every_row_count() -> None:
+    memo: dict[int, int] = {}
+    scope = {"_glu_wrapper_memo": memo}
+    exec("def wrapper(rows):\n    _glu_wrapper_memo[rows] = rows", scope)
+    for rows in range(3 * streams.MEMO_LIMIT):
+        scope["wrapper"](rows)  # type: ignore[operator]
+        streams.forget_old_shapes("glu", scope["wrapper"])  # type: ignore[arg-type]
+        assert len(memo) <= streams.MEMO_LIMIT
+    assert memo
+
+
+def test_tables_of_addresses_outlive_the_call_that_reads_them(a_step: Step) -> None:
+    """Scales in tile order exist only behind the table; nothing else may get their memory."""
+    for name in ("w1", "w2", "w2_back"):
+        w = getattr(a_step, name)
+        apart = operands.weights(GROUPS, *w.shape, w.axis, stacked=False, swizzled=False)
+        setattr(a_step, name, apart)
+    alive = []
+    inner = streams.launch
+
+    def launch(name: str, device: Any, at: Any, keywords: dict[str, Any]) -> Any:
+        if "sfb_ptrs" in keywords:
+            before = [torch.zeros(1 << 14, dtype=torch.uint8) for _ in range(64)]
+            alive.append(_bytes_at(int(keywords["sfb_ptrs"][0]), 4) == [127] * 4)
+            del before
+        return inner(name, device, at, keywords)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streams, "launch", launch)
+        a_step.every()
+    assert alive == [True] * 3
+
+
+def _bytes_at(address: int, count: int) -> list[int]:
+    return list((ctypes.c_uint8 * count).from_address(address))
