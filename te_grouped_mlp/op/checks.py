@@ -200,6 +200,18 @@ def _span(tensor: torch.Tensor) -> int:
     return (sum((size - 1) * stride for size, stride in steps) + 1) * tensor.element_size()
 
 
+def gradient_kind(name: str, tensor: torch.Tensor, device: torch.device) -> None:
+    """Check that a gradient buffer lies where its weight does and can hold a gradient.
+
+    Raises:
+        RuntimeError: It lies elsewhere, or its dtype is no floating-point one.
+    """
+    if tensor.device != device:
+        raise RuntimeError(f"{name} is on {tensor.device}; allowed: {device}, as its weight")
+    if not tensor.dtype.is_floating_point:
+        raise RuntimeError(f"{name} has dtype {tensor.dtype}; allowed: a floating-point dtype")
+
+
 def gradient_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
     """Check that a gradient buffer has the shape of its weight.
 

@@ -65,7 +65,8 @@ def main_grad_target(
         label: "FC1" or "FC2", for messages.
 
     Raises:
-        RuntimeError: A ``main_grad`` is missing, has another shape, or is no view of (G, N, K).
+        RuntimeError: A ``main_grad`` is missing, has another shape, device or kind of dtype, or is
+            no view of (G, N, K).
     """
     shape = (spec.out_features, spec.in_features)
     accumulate = not getattr(parameters[0], "overwrite_main_grad", False)
@@ -73,6 +74,7 @@ def main_grad_target(
         grad = main_grad_of(parameters[0], f"{label} weight")
         if grad.numel() != num_groups * math.prod(shape):
             checks.gradient_shape(f"{label} weight.main_grad", grad, (num_groups, *shape))
+        checks.gradient_kind(f"{label} weight.main_grad", grad, parameters[0].device)
         return WgradTarget(grad.view(num_groups, *shape), accumulate)
     grads = []
     for index, parameter in enumerate(parameters):
@@ -82,6 +84,8 @@ def main_grad_target(
             grad = main_grad_of(parameter, name)
             checks.gradient_shape(f"{name}.main_grad", grad, shape)
         grads.append(grad)
+    # One for all: the experts' buffers are parts of one allocation wherever there are many.
+    checks.gradient_kind(f"{label} weight0.main_grad", grads[0], parameters[0].device)
     return WgradTarget(tuple(grads), accumulate)
 
 
