@@ -22,6 +22,8 @@ TARGET = f"{PACKAGE}.grouped_mlp"
 # The text by which our "use the fork" patch marks a TE file that it changed.
 PATCH_MARKER = "te-grouped-mlp: use the fork"
 
+MIN_TORCH = (2, 4)
+"""The first torch whose autocast can be asked about a device."""
 SUPPORTED = "2.19.0 or 2.20.x"
 _SUPPORTED_PATTERN = re.compile(r"2\.(19\.0|20\.\d+)(\+.*)?")
 
@@ -101,8 +103,11 @@ def is_supported(version: str | None) -> bool:
 
 
 def version_refusal() -> str | None:
-    """Say why the installed TE cannot be used, or None if it can. May import TE's modules."""
+    """Say why the fork cannot be used here, or None if it can. May import TE's modules."""
     version = te_version()
+    old = _old_torch(version)
+    if old is not None:
+        return old
     if is_supported(version):
         return None
     missing = list(missing_host_names())
@@ -110,6 +115,19 @@ def version_refusal() -> str | None:
         return None
     shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
     return f"TE {version or 'of unknown version'} is not {SUPPORTED}, and it lacks {shown}"
+
+
+def _old_torch(te: str | None) -> str | None:
+    """Say that the installed torch is too old, or None. Does not import it."""
+    try:
+        torch = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    numbers = re.match(r"(\d+)\.(\d+)", torch)
+    if numbers is None or tuple(map(int, numbers.groups())) >= MIN_TORCH:
+        return None
+    needed = ".".join(map(str, MIN_TORCH))
+    return f"torch {torch}, installed with TE {te}, is older than {needed}, which is needed"
 
 
 def missing_host_names() -> Iterator[str]:

@@ -68,6 +68,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("op.saved",),
     ("op.inputs", "op.bias_gradient", "op.weight_gradient"),
     ("op.fusion",),
+    ("op.seams",),
     ("_fork",),
     ("patches",),
     ("cli",),

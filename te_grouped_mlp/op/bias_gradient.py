@@ -16,6 +16,7 @@ from te_grouped_mlp.op.operands import Splits, torch_dtype
 from te_grouped_mlp.op.saved import SavedState
 from te_grouped_mlp.op.te_adapter import packed_bias
 
+_DECIDE_THREADS = 0
 _SOURCE_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
@@ -70,7 +71,7 @@ def column_sums(dy: torch.Tensor, scale: torch.Tensor | None, splits: Splits) ->
     groups = splits.sizes.numel()
     out = memory.empty((groups, dy.shape[1]), torch.float32, dy.device)
     head = (dy.data_ptr(), _SOURCE_DTYPES[dy.dtype], *dy.shape, dy.stride(0))
-    tail = (splits.sizes.data_ptr(), groups, out.data_ptr(), torch.get_num_threads())
+    tail = (splits.sizes.data_ptr(), groups, out.data_ptr(), _DECIDE_THREADS)
     if scale is None:
         _C.column_sums(*head, *tail)
     else:
@@ -96,7 +97,7 @@ def row_dots(dy: torch.Tensor, bias: torch.Tensor, splits: Splits) -> torch.Tens
     out = torch.zeros(dy.shape[0], dtype=torch.float32, device=dy.device)
     _C.row_dots(
         dy.data_ptr(), _SOURCE_DTYPES[dy.dtype], *dy.shape, dy.stride(0), table.data_ptr(),
-        splits.sizes.data_ptr(), splits.sizes.numel(), out.data_ptr(), torch.get_num_threads(),
+        splits.sizes.data_ptr(), splits.sizes.numel(), out.data_ptr(), _DECIDE_THREADS,
     )  # fmt: skip
     return out
 

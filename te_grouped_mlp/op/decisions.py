@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,7 @@ class Decision:
 
 
 _decisions: deque[Decision] = deque(maxlen=_KEPT)
+_lock = threading.Lock()
 
 
 def explain(module: Any = None, *, recipe: Any = None) -> tuple[Decision, ...]:
@@ -62,7 +64,9 @@ def explain(module: Any = None, *, recipe: Any = None) -> tuple[Decision, ...]:
 
         return fusion.decide_in(module, recipe)
     general = _without_our_module()
-    return tuple(_decisions) if general is None else (general, *_decisions)
+    with _lock:
+        kept = tuple(_decisions)
+    return kept if general is None else (general, *kept)
 
 
 def _without_our_module() -> Decision | None:
@@ -75,9 +79,10 @@ def _without_our_module() -> Decision | None:
 
 def record(decision: Decision) -> None:
     """Keep a decision, and say it once on the first rank; a switch that is off is no news."""
-    if decision in _decisions:
-        return
-    _decisions.append(decision)
+    with _lock:
+        if decision in _decisions:
+            return
+        _decisions.append(decision)
     switched_off = any(reject.reason is Reason.SWITCH_OFF for _, reject in decision.refusals)
     if switched_off or not is_first_rank():
         return

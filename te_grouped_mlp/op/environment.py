@@ -127,6 +127,16 @@ def current() -> Environment:
     return env
 
 
+def current_switches() -> Switches:
+    """Return the switches for this moment, without probing the machine."""
+    for changes in reversed(_overrides):
+        if "switches" in changes:
+            found = changes["switches"]
+            assert isinstance(found, Switches)
+            return found
+    return read_switches()
+
+
 @contextlib.contextmanager
 def override(**changes: Any) -> Iterator[None]:
     """Replace fields of the record while the block runs; for tests and demonstrations.

@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,20 +12,18 @@ from te_grouped_mlp.op import environment, selection
 from te_grouped_mlp.op.backends.upstream import backend as upstream
 from te_grouped_mlp.op.decisions import UNFUSED, Decision, record
 from te_grouped_mlp.op.decisions import explain as explain
-from te_grouped_mlp.op.environment import (
-    FUSED_SWITCH,
-    WRAPPERS,
-    Absent,
-)
-from te_grouped_mlp.op.formats import DType
+from te_grouped_mlp.op.environment import FUSED_SWITCH
+from te_grouped_mlp.op.formats import MXFP8, DType
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import Activation, ActivationSpec, LinearSpec, Problem, RecipeKind
 from te_grouped_mlp.op.te_adapter import (
-    ACTIVATION_TYPES,
     GroupedLinear,
+    activation_kind,
     activation_spec,
     problem_of,
 )
+
+_INTERLEAVE = 32
 
 
 def decide_in(module: Any, recipe: Any) -> tuple[Decision, ...]:
@@ -54,7 +50,7 @@ def fuse(
     Args:
         ops: A fuser's ops.
         recipe: The recipe in force, or None.
-        gated: Handle gated activations, or unary ones.
+        gated: Handle gated activations (and those that only upstream may know), or unary ones.
         build: Makes our fused op from FC1, activation and FC2.
         only: Activation types to handle; None for all of that kind.
 
@@ -78,9 +74,12 @@ def _is_candidate(
 ) -> bool:
     if len(triple) != 3 or (only is not None and not isinstance(triple[1], only)):
         return False
-    kind = ACTIVATION_TYPES.get(type(triple[1]))
-    linears = isinstance(triple[0], GroupedLinear) and isinstance(triple[2], GroupedLinear)
-    return linears and kind is not None and (gated is None or kind.is_gated is gated)
+    if not (isinstance(triple[0], GroupedLinear) and isinstance(triple[2], GroupedLinear)):
+        return False
+    kind = activation_kind(triple[1])
+    # One of the two passes asks upstream about an activation that we do not know.
+    is_gated = True if kind is None else kind.is_gated
+    return gated is None or is_gated is gated
 
 
 def _fuse_triple(
@@ -95,22 +94,26 @@ def _fuse_triple(
 
 def _decide(triple: tuple[Any, ...], recipe: Any) -> tuple[Decision, Any]:
     """Return the decision, and upstream's fused op where that is the path."""
-    env = environment.current()
-    problem = problem_of(*triple, recipe)
+    known = activation_kind(triple[1]) is not None
+    problem = problem_of(*triple, recipe) if known else None
+    switches = environment.current_switches()
+    if not switches.fused:
+        off = Reject(Reason.SWITCH_OFF, f"set {FUSED_SWITCH}=1 before the first call")
+        return Decision(problem, UNFUSED, (("fused", off),)), None
     refused: list[tuple[str, Reject]] = []
-    blocked = dimension_mismatch(*triple)
-    if not env.switches.fused:
-        blocked = Reject(Reason.SWITCH_OFF, f"set {FUSED_SWITCH}=1 before the first call")
-    if blocked is not None:
-        return Decision(problem, UNFUSED, (("fused", blocked),)), None
-    name = selection.choose(problem, env)
-    for step, reject in selection.refusals(problem, env).items():
-        if step == name:
-            break
-        refused.append((step, reject))
-    if name is not None:
-        return Decision(problem, name, tuple(refused)), None
-    outcome = upstream.fuse(triple, recipe, problem, env)
+    if problem is None:
+        detail = f"the op between the linears is {type(triple[1]).__name__}"
+        refused.append(("ours", Reject(Reason.PATTERN, detail)))
+    else:
+        mismatch = dimension_mismatch(*triple)
+        if mismatch is not None:
+            return Decision(problem, UNFUSED, (("fused", mismatch),)), None
+        env = environment.current()
+        name = selection.choose(problem, env)
+        refused += selection.passed_over(problem, env)
+        if name is not None:
+            return Decision(problem, name, tuple(refused)), None
+    outcome = upstream.fuse(triple, recipe, switches)
     if isinstance(outcome, Reject):
         refused.append((selection.UPSTREAM, outcome))
         return Decision(problem, UNFUSED, tuple(refused)), None
@@ -129,6 +132,42 @@ def dimension_mismatch(fc1: Any, activation: Any, fc2: Any) -> Reject | None:
             f"{fc2.in_features} in features",
         )
     return None
+
+
+def _kernel_mismatch(fc1: Any, activation: Any, fc2: Any) -> Reject | None:
+    """Say which number the fused kernels cannot take, or None; as upstream's own check."""
+    for label, op in (("FC1", fc1), ("FC2", fc2)):
+        for name in ("in_features", "out_features"):
+            width = getattr(op, name)
+            if width % MXFP8.features_multiple:
+                return Reject(
+                    Reason.FEATURES,
+                    f"{name} of {label} is {width}; allowed: multiples of "
+                    f"{MXFP8.features_multiple}",
+                )
+    spec = activation_spec(activation)
+    if spec.is_gated and spec.interleave != _INTERLEAVE:
+        return Reject(Reason.INTERLEAVE, f"it is {spec.interleave}; allowed: {_INTERLEAVE}")
+    return None
+
+
+def is_glu_activation(activation: Any) -> bool:
+    """Whether an op is a gated scaled activation."""
+    kind = activation_kind(activation)
+    return kind is not None and kind.is_gated
+
+
+def validate_grouped_mlp_dims(fc1: Any, activation: Any, fc2: Any) -> None:
+    """Check that the three ops fit together and the kernels.
+
+    Raises:
+        TypeError: `activation` is no scaled activation.
+        ValueError: The numbers do not fit; the message names them.
+    """
+    mismatch = dimension_mismatch(fc1, activation, fc2)
+    mismatch = mismatch or _kernel_mismatch(fc1, activation, fc2)
+    if mismatch is not None:
+        raise ValueError(str(mismatch))
 
 
 def require_supported(problem: Problem) -> None:
@@ -155,7 +194,9 @@ def require_supported(problem: Problem) -> None:
 
 
 def is_supported(*, gated: bool) -> bool:
-    """Whether the switch is on and one of our backends runs a usual grouped MLP here."""
+    """Whether a usual grouped MLP is fused here: by one of our backends, or by upstream's op."""
+    if not environment.current_switches().fused:
+        return False
     env = environment.current()
     activation = (
         ActivationSpec(Activation.SWIGLU, 32) if gated else ActivationSpec(Activation.SRELU)
@@ -170,67 +211,4 @@ def is_supported(*, gated: bool) -> bool:
         device="cuda" if env.sm else "cpu",
         dtype=DType.BFLOAT16,
     )
-    return env.switches.fused and selection.choose(problem, env) is not None
-
-
-def frontend_kernel(wrapper: str) -> Any:
-    """Return a wrapper of the installed cuDNN frontend by its short name.
-
-    Raises:
-        ImportError: There is none.
-    """
-    env = environment.current()
-    if isinstance(env.wrappers, Absent):
-        raise ImportError(env.wrappers.cause)
-    return getattr(importlib.import_module("cudnn"), WRAPPERS[wrapper])
-
-
-class capability:  # noqa: N801  (used as a decorator, like classmethod)
-    """A class method with the ``cache_clear`` that users of upstream's cached ones call.
-
-    The answer is not cached: the switch may be set after import.
-    """
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self._function = function
-        self.__doc__ = function.__doc__
-
-    def __get__(self, _instance: object, owner: type) -> Any:
-        bound = functools.partial(self._function, owner)
-        bound.cache_clear = lambda: None  # type: ignore[attr-defined]
-        return bound
-
-
-class UpstreamSeams:
-    """The class methods of upstream's fused ops that its users ask before they call one.
-
-    Attributes:
-        is_gated: Whether the class fuses gated activations.
-    """
-
-    is_gated: bool
-
-    @capability
-    def is_supported(cls) -> bool:
-        """Whether the switch is on and one of our backends runs on this machine."""
-        return is_supported(gated=cls.is_gated)
-
-    @capability
-    def grouped_gemm_activation_kernel(cls) -> Any:
-        """Return the frontend's kernel of the forward activation, as upstream's class does."""
-        return frontend_kernel("glu" if cls.is_gated else "srelu")
-
-    @capability
-    def grouped_gemm_dactivation_kernel(cls) -> Any:
-        """Return the frontend's kernel of the backward activation, as upstream's class does."""
-        return frontend_kernel("dglu" if cls.is_gated else "dsrelu")
-
-    @capability
-    def grouped_gemm_quant_kernel(cls) -> Any:
-        """Return the frontend's kernel of FC2 and FC1's dgrad, as upstream's class does."""
-        return frontend_kernel("quant")
-
-    @capability
-    def grouped_gemm_wgrad_kernel(cls) -> Any:
-        """Return the frontend's kernel of the weight gradients, as upstream's class does."""
-        return frontend_kernel("wgrad")
+    return selection.choose(problem, env) is not None or upstream.is_supported(gated=gated)

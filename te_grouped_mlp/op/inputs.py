@@ -71,8 +71,8 @@ def read_inputs(
         ValueError, TypeError, RuntimeError: As the functions of `checks` say.
     """
     _check_buffer_owner(kwargs)
-    refuse_carrier(ops[0], INPUT_CARRIER_ATTRIBUTE)
-    refuse_carrier(ops[2], GRAD_CARRIER_ATTRIBUTE)
+    input_ = decoded(ops[0], INPUT_CARRIER_ATTRIBUTE, input_)
+    decoded(ops[2], GRAD_CARRIER_ATTRIBUTE, None)
     device = leader(ops[0]).device
     checks.same_device("FC2's weight", leader(ops[2]), device)
     features = problem.fc1.in_features
@@ -131,18 +131,31 @@ def _check_buffer_owner(kwargs: Sequence[dict[str, Any]]) -> None:
             raise ValueError(f"{key!r} buffer was given to {wrong}; allowed: on {owner} only")
 
 
-def refuse_carrier(op: Any, attribute: str) -> None:
-    """Refuse a tensor that only claims to be bf16.
+def decoded(op: Any, attribute: str, carrier: torch.Tensor | None) -> Any:
+    """Return a token tensor, decoded if the op announces one that only claims to be bf16.
+
+    Args:
+        op: FC1 for the input, FC2 for the output gradient.
+        attribute: The announcement.
+        carrier: The tensor; None to ask only whether it could be decoded.
+
+    Returns:
+        `carrier` itself without an announcement, else the GroupedTensor that TE makes of it.
 
     Raises:
-        RuntimeError: The op announces one: no released TE has a function that decodes it, and
-            reading it as bf16 would be silent nonsense.
+        RuntimeError: The op announces one and TE has no function that decodes it (no released
+            version has); reading it as bf16 would be silent nonsense.
     """
-    if te_adapter.flag(op, attribute):
+    if not te_adapter.flag(op, attribute):
+        return carrier
+    decode = te_adapter.carrier_decoder()
+    if decode is None:
         raise RuntimeError(
             f"{attribute} is set on {type(op).__name__}, but the installed Transformer Engine has "
-            "no function that decodes such a tensor; allowed: a plain tensor or a GroupedTensor"
+            f"no function {te_adapter.CARRIER_DECODER} that decodes such a tensor; allowed: a "
+            "plain tensor or a GroupedTensor"
         )
+    return carrier if carrier is None else decode(carrier)
 
 
 def unit_scale(activation: Any, problem: Problem) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -68,6 +69,17 @@ def refusals(problem: Problem, env: Environment) -> dict[str, Reject]:
     return found
 
 
+def passed_over(problem: Problem, env: Environment) -> list[tuple[str, Reject]]:
+    """Return the refusals of the backends before the one that `choose` takes."""
+    refused = refusals(problem, env)
+    found = []
+    for name in candidates(env):
+        if name not in refused:
+            break
+        found.append((name, refused[name]))
+    return found
+
+
 def choose(problem: Problem, env: Environment) -> str | None:
     """Return the first of our backends that can run `problem`, or None."""
     refused = refusals(problem, env)
@@ -75,6 +87,7 @@ def choose(problem: Problem, env: Environment) -> str | None:
 
 
 _plans: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
+_plans_lock = threading.Lock()
 _latest: tuple[tuple[object, ...], Plan] | None = None
 """The facts of the latest call, and its plan."""
 
@@ -101,15 +114,14 @@ def make_plan(problem: Problem, call: Call, env: Environment) -> Plan:
 def _plan_of(problem: Problem, call: Call, env: Environment) -> Plan:
     wrappers = tuple(sorted(env.wrappers.items())) if env.wrappers else ()
     key = (problem, call, env.switches, env.single_group_is_always_dense, wrappers, env.sm)
-    plan = _plans.get(key)
-    if plan is not None:
+    with _plans_lock:
+        plan = _plans.get(key)
+        if plan is None:
+            plan = _plans[key] = _first_plan(problem, call, env)
+            _report(plan)
         _plans.move_to_end(key)
-        return plan
-    plan = _first_plan(problem, call, env)
-    _plans[key] = plan
-    if len(_plans) > _PLANS_KEPT:
-        _plans.popitem(last=False)
-    _report(plan)
+        if len(_plans) > _PLANS_KEPT:
+            _plans.popitem(last=False)
     return plan
 
 
@@ -146,6 +158,8 @@ def _determinism_refusal(plan: Plan) -> Reject | None:
 
 def _refusal_error(rejects: Sequence[tuple[str, Reject]]) -> Exception:
     text = "; ".join(f"backend {name!r}: {reject}" for name, reject in rejects)
+    if not rejects:
+        text = f"{BACKEND_SWITCH} names {UPSTREAM!r} now, but the op was fused for another backend"
     if any(reject.reason is Reason.NOT_DETERMINISTIC for _, reject in rejects):
         return RuntimeError(f"the fused grouped MLP cannot be deterministic here: {text}")
     return ValueError(f"no backend takes this call of the fused grouped MLP: {text}")

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ __all__ = [
     "OUTPUT_BUFFER_KEY",
     "GroupedLinear",
     "GroupedTensor",
+    "activation_kind",
     "activation_spec",
     "clear_tensor_data",
     "compute_dtype",
@@ -57,6 +58,9 @@ __all__ = [
     "read_splits",
     "widths",
 ]
+
+CARRIER_DECODER = "ep_mxfp8_decode_carrier"
+"""tex's function that decodes a tensor typed bf16 whose storage holds E4M3 data and scales."""
 
 GroupedLinear = basic.GroupedLinear
 
@@ -123,13 +127,19 @@ def linear_spec(op: Any) -> LinearSpec:
     )
 
 
+def activation_kind(op: Any) -> Activation | None:
+    """Return which scaled activation an op is, also of a user's subclass; None for another op."""
+    known = (ACTIVATION_TYPES[cls] for cls in type(op).__mro__ if cls in ACTIVATION_TYPES)
+    return next(known, None)
+
+
 def activation_spec(op: Any) -> ActivationSpec:
     """Read a scaled activation.
 
     Raises:
         TypeError: The op is none.
     """
-    kind = ACTIVATION_TYPES.get(type(op))
+    kind = activation_kind(op)
     if kind is None:
         allowed = ", ".join(cls.__name__ for cls in ACTIVATION_TYPES)
         raise TypeError(f"activation is {type(op).__name__}; allowed: {allowed}")
@@ -264,6 +274,12 @@ def placeholder_grads(weights: Sequence[torch.Tensor]) -> list[torch.Tensor | No
 def format_of(problem: Problem) -> Format:
     """Return the operand format of a problem that some backend accepts."""
     return _FORMATS[problem.recipe]
+
+
+def carrier_decoder() -> Callable[[torch.Tensor], Any] | None:
+    """Return TE's function from a carrier tensor to a GroupedTensor, or None."""
+    # Looked up in the module's own names: standalone's tex answers any name with a refusal.
+    return vars(tex).get(CARRIER_DECODER)
 
 
 def is_gemm_ready(tensor: torch.Tensor) -> bool:

@@ -20,8 +20,6 @@ from te_grouped_mlp.standalone.tex import mxfp8
 from te_grouped_mlp.standalone.tex.codes import COLUMN, ROW, fp8_code, high_precision_dtype
 from te_grouped_mlp.standalone.tex.guard import tex_function
 
-MAX_GROUPS = 64
-
 
 def split_sizes(
     function: str,
@@ -46,11 +44,11 @@ def split_sizes(
 
     Raises:
         ValueError: A count is negative or not such a multiple, the sum exceeds the rows, or the
-            number of groups is not 1 to 64.
+            number of groups is not positive.
     """
     rows, columns = shape
-    if not 1 <= num_tensors <= MAX_GROUPS:
-        raise ValueError(f"{function}: num_tensors is {num_tensors}; allowed: 1 to {MAX_GROUPS}")
+    if num_tensors < 1:
+        raise ValueError(f"{function}: num_tensors is {num_tensors}; allowed: at least 1")
     if first_dims is not None:
         splits = first_dims.to(torch.int64).contiguous()
     elif tensor_offsets is not None and columns:

@@ -5,24 +5,23 @@
 from __future__ import annotations
 
 from te_grouped_mlp.op.plan import Reason, Reject
-from te_grouped_mlp.op.problem import Problem
 
 OWN_CHECK = "_deterministic_algorithms_required"
 """The function of upstream's module by which it refuses what it cannot do deterministically."""
 
 
-def determinism_refusal(problem: Problem, *, requested: bool, has_own_check: bool) -> Reject | None:
+def determinism_refusal(activation: str, *, requested: bool, has_own_check: bool) -> Reject | None:
     """Refuse an upstream module that would silently break a request for determinism.
 
     Args:
-        problem: The candidate.
+        activation: Name of the activation op.
         requested: Whether bit-identical results are demanded now.
         has_own_check: Whether the module refuses by itself (2.20.2 does, 2.19.0 does not).
     """
     if requested and not has_own_check:
         return Reject(
             Reason.NOT_DETERMINISTIC,
-            f"upstream's {problem.activation.kind.value} sums dprob with float atomics and this "
+            f"upstream's {activation} sums dprob with float atomics and this "
             "version does not check; install Transformer Engine 2.20",
         )
     return None

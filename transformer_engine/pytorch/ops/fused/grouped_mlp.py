@@ -37,6 +37,7 @@ from te_grouped_mlp.op import (
     memory,
     quantize,
     saved,
+    seams,
     selection,
     te_adapter,
     weight_gradient,
@@ -44,13 +45,15 @@ from te_grouped_mlp.op import (
 )
 from te_grouped_mlp.op.backends.base import DactEpilogue, DactResult, Fc1Epilogue, GemmEpilogue
 from te_grouped_mlp.op.backends.checked import CheckedBackend
+from te_grouped_mlp.op.fusion import is_glu_activation as is_glu_activation
+from te_grouped_mlp.op.fusion import validate_grouped_mlp_dims as validate_grouped_mlp_dims
 from te_grouped_mlp.op.inputs import (
     GRAD_CARRIER_ATTRIBUTE,
     Inputs,
+    decoded,
     output_buffer,
     read_call,
     read_inputs,
-    refuse_carrier,
 )
 from te_grouped_mlp.op.layout import Kernel, Output
 from te_grouped_mlp.op.operands import Axis, GroupedOperand, Splits, torch_dtype
@@ -62,7 +65,7 @@ DETERMINISTIC_DPROB = True
 they need not, since it gives one or raises RuntimeError, on whichever path runs."""
 
 
-class _GroupedMLP_CuTeGEMMBase(fusion.UpstreamSeams, FusedOperation):  # noqa: N801  (upstream's name)
+class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N801  (upstream's name)
     """One step of a grouped MLP; see the module's formulas."""
 
     def __init__(self, *, fc1: Any, activation: Any, fc2: Any) -> None:
@@ -137,7 +140,7 @@ class _GroupedMLP_CuTeGEMMBase(fusion.UpstreamSeams, FusedOperation):  # noqa: N
         state = saved.restore(ctx.skeleton, ctx.saved_tensors)
         plan = state.plan
         selection.require_no_stronger_demand(plan, environment.read_switches())
-        refuse_carrier(ops[2], GRAD_CARRIER_ATTRIBUTE)
+        grad_output = decoded(ops[2], GRAD_CARRIER_ATTRIBUTE, grad_output)
         features, device = plan.problem.fc2.out_features, state.splits.sizes.device
         checks.tokens("grad_output", grad_output, features, device)
         dx, grads1, grads2, dprob = _backward(ops, state, grad_output, ctx.grad_input)
@@ -279,24 +282,6 @@ class GroupedMLP_CuTeGEMMUnary(_GroupedMLP_CuTeGEMMBase):  # noqa: N801  (upstre
     is_gated = False
 
 
-def is_glu_activation(activation: Any) -> bool:
-    """Whether an op is a gated scaled activation."""
-    kind = te_adapter.ACTIVATION_TYPES.get(type(activation))
-    return kind is not None and kind.is_gated
-
-
-def validate_grouped_mlp_dims(fc1: Any, activation: Any, fc2: Any) -> None:
-    """Check that the three ops fit together and the kernels.
-
-    Raises:
-        TypeError: `activation` is no scaled activation.
-        ValueError: The numbers do not fit; the message names them.
-    """
-    mismatch = fusion.dimension_mismatch(fc1, activation, fc2)
-    if mismatch is not None:
-        raise ValueError(str(mismatch))
-
-
 def fuse_grouped_mlp_ops(
     ops: list[Any],
     *,
@@ -324,6 +309,12 @@ def fuse_unary_activation_ops(ops: list[Any], *, recipe: Any = None, **_unused: 
 
 # The names of both functions in Transformer Engine 2.19.
 fuse_ops, fuse_srelu_ops = fuse_glu_ops, fuse_unary_activation_ops
+
+# What Transformer Engine's tests ask the module.
+_cudnn_frontend_version_supported = seams.frontend_is_usable
+_cudnn_frontend_supports_grouped_gemm_srelu = seams.supports_srelu
+_cudnn_frontend_supports_grouped_gemm_situglu = seams.supports_situglu
+_cudnn_frontend_supports_single_group_runtime_offsets = seams.supports_single_group_runtime_offsets
 
 # Always registered: the switch is read when a fuser first fuses, so it may be set after import.
 register_forward_backward_fusion(fuse_glu_ops, prepend=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.site import clean_environment
+from tests.installation.site import clean_environment
 
 PYTHON_FOLDERS = {
     "te_grouped_mlp": "te_grouped_mlp",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.site import CHECKOUT, clean_environment
+from tests.installation.site import CHECKOUT, clean_environment
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.site import TE_FILES, Site, clean_environment, write_wheel
+from tests.installation.site import TE_FILES, Site, clean_environment, write_wheel
 
 pytestmark = pytest.mark.slow
 
