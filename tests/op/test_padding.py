@@ -79,3 +79,9 @@ def test_step_is_close_to_float64(base: StepCase, activation: str) -> None:
 def test_a_full_single_group_is_one_dense_matrix() -> None:
     """The dense layout gives what the packed one gives where nothing is added before rounding."""
     step.assert_same(step.run_step(SINGLE), exact_size(SINGLE))
+
+
+def test_more_experts_than_one_grouped_launch_takes_on_a_gpu() -> None:
+    """The CPU has no such bound; every second expert is empty."""
+    case = StepCase(splits=(128, 0) * 33, hidden=64, ffn=64, buffer_rows=33 * 128 + 128, fill=1e30)
+    assert_padding_invisible(case)
