@@ -12,7 +12,7 @@ from te_grouped_mlp.op import environment, selection
 from te_grouped_mlp.op.backends.upstream import backend as upstream
 from te_grouped_mlp.op.decisions import UNFUSED, Decision, record
 from te_grouped_mlp.op.decisions import explain as explain
-from te_grouped_mlp.op.environment import FUSED_SWITCH
+from te_grouped_mlp.op.environment import BACKEND_SWITCH, FUSED_SWITCH
 from te_grouped_mlp.op.formats import MXFP8, DType
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import Activation, ActivationSpec, LinearSpec, Problem, RecipeKind
@@ -87,6 +87,7 @@ def _fuse_triple(
 ) -> Any | None:
     decision, upstream_op = _decide(triple, recipe)
     record(decision)
+    _require_requested(decision)
     if decision.path == UNFUSED:
         return None
     return build(*triple) if upstream_op is None else upstream_op
@@ -118,6 +119,22 @@ def _decide(triple: tuple[Any, ...], recipe: Any) -> tuple[Decision, Any]:
         refused.append((selection.UPSTREAM, outcome))
         return Decision(problem, UNFUSED, tuple(refused)), None
     return Decision(problem, selection.UPSTREAM, tuple(refused)), outcome
+
+
+def _require_requested(decision: Decision) -> None:
+    """Raise where a backend was named and does not run: only "auto" may choose another.
+
+    Raises:
+        ValueError: Naming the backend and each reason.
+    """
+    switches = environment.current_switches()
+    requested = switches.backend
+    known = decision.problem is not None
+    if switches.fused and known and requested not in (selection.AUTO, decision.path):
+        raise ValueError(
+            f"{BACKEND_SWITCH} is {requested!r}, which cannot run this grouped MLP: {decision}; "
+            f"allowed: unset it, or {selection.AUTO}, and the next step of the order is taken"
+        )
 
 
 def dimension_mismatch(fc1: Any, activation: Any, fc2: Any) -> Reject | None:

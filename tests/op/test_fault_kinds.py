@@ -424,7 +424,6 @@ UNFUSED = {
     "hidden 96": ({"hidden": 96}, {}, Reason.FEATURES, "96"),
     "hidden 160": ({"hidden": 160}, {}, Reason.FEATURES, "160"),
     "ffn 96": ({"ffn": 96}, {}, Reason.FEATURES, "96"),
-    "no frontend": ({}, {"NVTE_GROUPED_MLP_BACKEND": "upstream"}, Reason.PACKAGE, ""),
 }
 
 
