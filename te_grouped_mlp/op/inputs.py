@@ -88,6 +88,7 @@ def read_inputs(
     checks.split_sizes(extra[0][0], extra[2][0], problem.num_groups, device)
     for spec, op, label in ((problem.fc1, ops[0], "FC1"), (problem.fc2, ops[2], "FC2")):
         _check_delayed(spec, op, label)
+    _check_tied_linears(problem, ops)
     unit = unit_scale(ops[1], problem)
     prob = None if unit else checks.probabilities("probabilities", extra[1][0], x.shape[0], device)
     bias_scale = None
@@ -121,6 +122,18 @@ def _check_delayed(spec: LinearSpec, op: Any, label: str) -> None:
     if spec.distributed:
         raise RuntimeError(
             f"delay_wgrad_compute of {label} is True with distributed weights; allowed: False"
+        )
+
+
+def _check_tied_linears(problem: Problem, ops: Sequence[Any]) -> None:
+    """Refuse a weight of both linears whose delayed gradient would replace the other one."""
+    specs = (problem.fc1, problem.fc2)
+    if not any(spec.delay_wgrad and not spec.main_grad for spec in specs):
+        return
+    if {id(weight) for weight in parameters(ops[0])} & {id(each) for each in parameters(ops[2])}:
+        raise ValueError(
+            "delay_wgrad_compute is True and FC1 and FC2 share a weight; allowed: distinct "
+            "weights, or gradients that are accumulated into main_grad"
         )
 
 

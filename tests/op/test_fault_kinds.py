@@ -328,6 +328,26 @@ def test_delayed_gradients_of_tied_experts_are_refused() -> None:
         step.forward(model, case, inputs)
 
 
+def test_delayed_gradients_of_tied_linears() -> None:
+    """One weight in FC1 and FC2: refused where one `.grad` would replace the other, and the sum of
+    both where they are added into `main_grad`."""
+    case = StepCase(activation="srelu", splits=(128,), hidden=128, ffn=128, delay=True)
+    model, inputs = step.make_model(case), step.make_inputs(case)
+    model[2].weight0 = model[0].weight0
+    with pytest.raises(ValueError, match="FC1 and FC2 share a weight"):
+        step.forward(model, case, inputs)
+    found = {}
+    for delay in (True, False):
+        added = case.but(grad="main_grad", delay=delay)
+        model = step.make_model(added)
+        model[2].weight0 = model[0].weight0
+        step.run_model(model, added, step.make_inputs(added))
+        found[delay] = model[0].weight0.main_grad
+    assert found[True].any()
+    # The delayed products are added in the other order.
+    torch.testing.assert_close(found[True], found[False], rtol=1e-6, atol=1e-5)
+
+
 @pytest.mark.parametrize("activation", ["swiglu", "srelu"])
 @pytest.mark.parametrize("weight", WEIGHTS)
 def test_every_expert_is_computed(weight: str, activation: str) -> None:
