@@ -1,0 +1,411 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The order: one of our backends, upstream's own fused op, unfused; each step with its reason."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import te_grouped_mlp
+from te_grouped_mlp.op import decisions, selection
+from te_grouped_mlp.op.backends.reference import capability
+from te_grouped_mlp.op.plan import Reason, Reject
+from tests.support import step
+from tests.support.step import StepCase
+
+pytestmark = pytest.mark.usefixtures("fused_switch")
+
+ROOT = Path(__file__).resolve().parents[2]
+CASE = StepCase(splits=(256, 0, 512), hidden=256, ffn=128)
+OTHER = Reject(Reason.OPTION, "declined by a test")
+
+
+@pytest.fixture(autouse=True)
+def fresh_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget what was decided and said before, so that a test sees its own."""
+    monkeypatch.setattr(decisions, "_decisions", type(decisions._decisions)(maxlen=256))
+    monkeypatch.setattr(selection, "_reported", set())
+    monkeypatch.setattr(selection, "_plans", type(selection._plans)())
+    monkeypatch.setattr(selection, "_latest", None)
+
+
+@pytest.fixture
+def declined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the reference backend decline everything."""
+    monkeypatch.setattr(capability, "refusal", lambda problem, env: OTHER)
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.name == "te_grouped_mlp"]
+
+
+# Upstream's op, in a process of its own ---------------------------------------------------------
+
+
+def run_child(scenario: str, **environ: str) -> dict[str, Any]:
+    """Run one function of this file over stand-ins for the frontend's kernels."""
+    code = f"from tests.op import test_fallback; test_fallback.child({scenario!r})"
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("NVTE_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={
+            **kept,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "NVTE_CUTEDSL_FUSED_GROUPED_MLP": "1",
+            **environ,
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def child(scenario: str) -> None:
+    """Run a step as `scenario` says, and print what happened as one line of JSON."""
+    from tests.support import frontend_stand_in
+
+    te_grouped_mlp.activate()
+    stand_in = frontend_stand_in.install("1.32.0", deterministic=False)
+    import transformer_engine.pytorch  # noqa: F401
+
+    from te_grouped_mlp import standalone
+    from te_grouped_mlp.op.backends.upstream import capability as upstream
+
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("te_grouped_mlp").addHandler(handler)
+    logging.getLogger("te_grouped_mlp").setLevel(logging.INFO)
+
+    ours = step.run_step(CASE) if scenario == "named" else None
+    os.environ.update(CHILD_ENVIRON.get(scenario, {}))
+    said.clear()
+    standalone.allow_upstream_fused(scenario != "forbidden")
+    if scenario != "named":
+        capability.refusal = lambda problem, env: OTHER
+    if scenario.startswith("old upstream"):
+        upstream.OWN_CHECK = "a function that no version has"
+    result: dict[str, Any] = {"error": "", "differ": None}
+    model, inputs = step.make_model(CASE), step.make_inputs(CASE)
+    try:
+        for run in range(2):
+            if run and scenario == "old upstream, asked later":
+                os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"
+                stand_in.calls.clear()
+            inputs.x.grad = inputs.prob.grad = None
+            for parameter in model.parameters():
+                parameter.grad = None
+            y = step.run_model(model, CASE, inputs)
+    except RuntimeError as error:
+        result["error"] = str(error)
+    else:
+        found = step.collect(CASE, model, inputs, y)
+        if ours is not None:
+            differ = [name for name in ours if not step.same_bits(found[name], ours[name])]
+            result["differ"] = differ
+    fused = type(step.fused_op(model))
+    last = te_grouped_mlp.explain()[-1]
+    result.update(
+        fused=fused.__name__,
+        module=fused.__module__,
+        path=last.path,
+        refusals=[[name, reject.reason.name] for name, reject in last.refusals],
+        said=said,
+        kernels=sorted({name for name, _ in stand_in.calls}),
+    )
+    sys.stdout.write(json.dumps(result) + "\n")
+
+
+CHILD_ENVIRON = {"named": {"NVTE_GROUPED_MLP_BACKEND": "upstream"}}
+PRIVATE = "transformer_engine.pytorch.ops.fused._te_grouped_mlp_upstream"
+UPSTREAM_KERNELS = ["dglu", "glu", "quant", "wgrad"]
+
+
+def test_upstreams_op_runs_where_it_is_named() -> None:
+    """From its own file under the private name, with our bits; upstream rounds dprob to bf16."""
+    found = run_child("named")
+    assert (found["fused"], found["module"]) == ("GroupedMLP_CuTeGEMMGLU", PRIVATE)
+    assert (found["path"], found["refusals"]) == ("upstream", [])
+    assert found["kernels"] == UPSTREAM_KERNELS
+    assert found["differ"] == ["dprob"]
+    assert found["said"] == ["grouped MLP runs upstream"]
+
+
+def test_upstreams_op_is_the_second_step() -> None:
+    found = run_child("declined")
+    assert (found["fused"], found["module"]) == ("GroupedMLP_CuTeGEMMGLU", PRIVATE)
+    assert (found["path"], found["refusals"]) == ("upstream", [["reference", "OPTION"]])
+    assert found["kernels"] == UPSTREAM_KERNELS
+    assert len(found["said"]) == 1
+    assert OTHER.detail in found["said"][0]
+
+
+def test_unfused_is_the_third_step() -> None:
+    found = run_child("forbidden")
+    assert found["fused"] == "GroupedLinear"
+    assert found["path"] == "unfused"
+    assert found["refusals"] == [["reference", "OPTION"], ["upstream", "PACKAGE"]]
+    assert found["kernels"] == []
+    assert len(found["said"]) == 1
+
+
+def test_an_upstream_without_a_check_is_skipped_when_determinism_is_asked() -> None:
+    """2.19's module would sum dprob with atomics and say nothing."""
+    found = run_child("old upstream", NVTE_ALLOW_NONDETERMINISTIC_ALGO="0")
+    assert found["fused"] == "GroupedLinear"
+    assert found["refusals"] == [["reference", "OPTION"], ["upstream", "NOT_DETERMINISTIC"]]
+    assert found["kernels"] == []
+    assert not found["error"]
+
+
+def test_an_upstream_without_a_check_serves_without_a_demand() -> None:
+    found = run_child("old upstream")
+    assert (found["fused"], found["module"]) == ("GroupedMLP_CuTeGEMMGLU", PRIVATE)
+    assert not found["error"]
+
+
+def test_an_upstream_without_a_check_is_stopped_when_determinism_is_asked_later() -> None:
+    found = run_child("old upstream, asked later")
+    assert found["module"] == PRIVATE
+    assert "float atomics" in found["error"]
+    assert found["kernels"] == []
+
+
+def test_an_upstream_with_a_check_refuses_by_itself() -> None:
+    """The frontend's kernel has no deterministic mode here: upstream's own error stands."""
+    found = run_child("declined", NVTE_ALLOW_NONDETERMINISTIC_ALGO="0")
+    assert found["module"] == PRIVATE
+    assert "determinis" in found["error"]
+    assert "wgrad" not in found["kernels"]
+
+
+# The same decisions without upstream's kernels --------------------------------------------------
+
+
+@pytest.fixture
+def no_upstream(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """Forget upstream's module, so that it is loaded anew; returns the overlay."""
+    import transformer_engine.pytorch  # noqa: F401
+
+    from te_grouped_mlp import overlay
+
+    monkeypatch.delitem(sys.modules, overlay.UPSTREAM_NAME, raising=False)
+    return overlay
+
+
+def refusals() -> list[tuple[str, Reason]]:
+    return [(name, reject.reason) for name, reject in te_grouped_mlp.explain()[-1].refusals]
+
+
+def test_a_file_patched_to_use_the_fork_is_no_fallback(
+    declined: None, no_upstream: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(no_upstream, "carries_patch", lambda file: True)
+    step.run_step(CASE, fused=None)
+    assert refusals() == [("reference", Reason.OPTION), ("upstream", Reason.PATCHED)]
+    detail = te_grouped_mlp.explain()[-1].refusals[1][1].detail
+    assert no_upstream.PATCH_MARKER in detail
+    assert "patch revert" in detail
+
+
+@pytest.mark.parametrize("error", [ImportError("gone"), SyntaxError("torn"), AttributeError("old")])
+def test_a_broken_upstream_is_a_reason(
+    error: Exception, declined: None, no_upstream: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(no_upstream, "load_upstream", fail)
+    step.run_step(CASE, fused=None)
+    assert refusals() == [("reference", Reason.OPTION), ("upstream", Reason.PACKAGE)]
+    assert str(error) in te_grouped_mlp.explain()[-1].refusals[1][1].detail
+
+
+def test_an_unfused_step_is_close_to_the_fused_one(declined: None) -> None:
+    found = step.run_step(CASE, fused=None)
+    step.assert_close(CASE, found, step.reference(CASE))
+
+
+# A backend that is named ------------------------------------------------------------------------
+
+
+def test_a_named_backend_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = step.run_step(CASE)
+    monkeypatch.setenv("NVTE_GROUPED_MLP_BACKEND", "reference")
+    step.assert_same(step.run_step(CASE), expected)
+    assert te_grouped_mlp.explain()[-1].path == "reference"
+
+
+def test_a_named_backend_runs_what_auto_leaves_unfused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bf16 without a recipe."""
+    case = CASE.but(mxfp8=False, interleave=32)
+    step.run_step(case, fused=None)
+    assert refusals()[0] == ("reference", Reason.NOT_NAMED)
+    monkeypatch.setenv("NVTE_GROUPED_MLP_BACKEND", "reference")
+    step.assert_close(case, step.run_step(case), step.reference(case), 0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("reference", {"hidden": 96}, "fc1.in_features is 96"),
+        ("reference", {"interleave": None}, "interleave is None"),
+        ("upstream", {}, "is_supported\\(\\) is False"),
+    ],
+)
+def test_a_named_backend_that_cannot_run_raises(
+    name: str, changes: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any work, with the reason; it is not replaced silently."""
+    monkeypatch.setenv("NVTE_GROUPED_MLP_BACKEND", name)
+    case = CASE.but(**changes)
+    model, inputs = step.make_model(case), step.make_inputs(case)
+    expected = f"NVTE_GROUPED_MLP_BACKEND is '{name}', which cannot run.*{words}.*allowed: unset it"
+    with pytest.raises(ValueError, match=expected):
+        step.forward(model, case, inputs)
+    assert te_grouped_mlp.explain()[-1].path == "unfused"
+
+
+def test_a_name_that_changes_after_fusion_is_obeyed_or_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, inputs = step.make_model(CASE), step.make_inputs(CASE)
+    step.forward(model, CASE, inputs)
+    monkeypatch.setenv("NVTE_GROUPED_MLP_BACKEND", "reference")
+    step.forward(model, CASE, inputs)
+    monkeypatch.setenv("NVTE_GROUPED_MLP_BACKEND", "upstream")
+    with pytest.raises(ValueError, match="NVTE_GROUPED_MLP_BACKEND names 'upstream' now"):
+        step.forward(model, CASE, inputs)
+
+
+# The switch -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [None, "0", "", "-1"])
+def test_the_switch_off(
+    value: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is said: it is what a user without the switch expects."""
+    caplog.set_level(logging.DEBUG, logger="te_grouped_mlp")
+    with step.switches(NVTE_CUTEDSL_FUSED_GROUPED_MLP=value):
+        step.run_step(CASE, fused=None)
+    assert refusals() == [("fused", Reason.SWITCH_OFF)]
+    assert lines(caplog) == []
+
+
+@pytest.mark.parametrize("value", ["1", "2"])
+def test_the_switch_is_read_when_a_fuser_first_fuses(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long after the import; a fuser that ran before keeps its choice."""
+    monkeypatch.delenv("NVTE_CUTEDSL_FUSED_GROUPED_MLP")
+    early, late = step.make_model(CASE), step.make_model(CASE)
+    inputs = step.make_inputs(CASE)
+    step.forward(early, CASE, inputs)
+    monkeypatch.setenv("NVTE_CUTEDSL_FUSED_GROUPED_MLP", value)
+    step.forward(early, CASE, inputs)
+    step.forward(late, CASE, inputs)
+    assert type(step.fused_op(early)).__name__ == "GroupedLinear"
+    assert type(step.fused_op(late)).__name__ == "GroupedMLP_CuTeGEMMGLU"
+    assert [each.path for each in te_grouped_mlp.explain()] == ["unfused", "reference"]
+
+
+# What is kept and said --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rank", "spoken"), [(None, True), ("0", True), ("1", False), ("7", False)]
+)
+def test_the_first_rank_speaks_once(
+    rank: str | None,
+    spoken: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One line for the decision and one for each kind of plan, whatever the number of calls."""
+    monkeypatch.delenv("RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    caplog.set_level(logging.INFO, logger="te_grouped_mlp")
+    for rows in (None, 1024, 896):
+        for _ in range(2):
+            step.run_step(CASE.but(buffer_rows=rows))
+    assert len(te_grouped_mlp.explain()) == 1, "every rank keeps the decision"
+    expected = [
+        "grouped MLP runs reference",
+        "grouped MLP with 3 experts, ScaledSwiGLU, mxfp8: backend reference, packed rows",
+    ]
+    assert lines(caplog) == (expected if spoken else [])
+
+
+def test_each_kind_of_plan_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="te_grouped_mlp")
+    single = CASE.but(splits=(256,))
+    step.run_step(single)
+    step.run_step(single.but(buffer_rows=512))
+    with step.switches(NVTE_ALLOW_NONDETERMINISTIC_ALGO="0"):
+        step.run_step(single)
+    endings = [line.rsplit("backend reference, ")[-1] for line in lines(caplog)[1:]]
+    assert endings == ["buffer rows", "packed rows", "buffer rows, deterministic"]
+
+
+def test_decisions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = functools.partial(decisions.Decision, None, "unfused")
+    for index in range(1000):
+        decisions.record(record((("fused", Reject(Reason.OPTION, str(index))),)))
+    kept = te_grouped_mlp.explain()
+    assert len(kept) == 256
+    assert kept[-1].refusals[0][1].detail == "999"
+
+
+def test_a_decision_reads_as_a_sentence() -> None:
+    decision = decisions.Decision(None, "unfused", (("reference", OTHER),))
+    assert str(decision) == f"unfused (reference: {Reason.OPTION.value}: declined by a test)"
+    assert str(decisions.Decision(None, "reference", ())) == "reference"
+
+
+# Without our module -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("refused", "reason"), [(None, Reason.FORK_OFF), ("TE 2.99 lacks x", Reason.HOST_VERSION)]
+)
+def test_explain_says_why_upstreams_module_runs(
+    refused: str | None, reason: Reason, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from te_grouped_mlp import overlay
+
+    state = overlay.Status(False, refused or "switched off", "", "2.99", True, None)
+    monkeypatch.setattr(overlay, "status", lambda: state)
+    monkeypatch.setattr(overlay, "_refusal", refused)
+    first = te_grouped_mlp.explain()[0]
+    assert (first.problem, first.path) == (None, "upstream")
+    assert first.refusals == (("fork", Reject(reason, state.reason)),)
+
+
+def test_explain_without_the_fork_in_a_process_of_its_own() -> None:
+    code = (
+        "import te_grouped_mlp; te_grouped_mlp.activate()\n"
+        "assert te_grouped_mlp.explain() == ()\n"
+        "import transformer_engine.pytorch\n"
+        "print(*te_grouped_mlp.explain())"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "NVTE_GROUPED_MLP_FORK": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.startswith("upstream (fork: the fork is not in place in this process: ")
+    assert "NVTE_GROUPED_MLP_FORK=0" in done.stdout
