@@ -139,15 +139,18 @@ def evenly_spaced(members: Sequence[torch.Tensor], shape: tuple[int, int]) -> to
     first, count = members[0], len(members)
     if tuple(first.shape) != shape or not is_addressable(first):
         return None
-    # Lists and `count` instead of a loop: this runs for hundreds of members in every step.
-    alike = (
-        [each.stride() for each in members].count(first.stride()) == count
-        and [each.shape for each in members].count(first.shape) == count
-        and [each.dtype for each in members].count(first.dtype) == count
-    )
-    if not alike:
+    # Whole lists instead of a loop: this runs for hundreds of members in every step.
+    if first.is_contiguous():
+        same_strides = all(map(torch.Tensor.is_contiguous, members))
+    else:
+        same_strides = [each.stride() for each in members].count(first.stride()) == count
+    if (
+        not same_strides
+        or list(map(torch.Tensor.size, members)).count(first.shape) != count
+        or [each.dtype for each in members].count(first.dtype) != count
+    ):
         return None
-    addresses = [member.data_ptr() for member in members]
+    addresses = list(map(torch.Tensor.data_ptr, members))
     size, base = first.element_size(), addresses[0]
     extent = shape[0] * first.stride(0) * size
     distance = addresses[1] - base if len(addresses) > 1 else extent

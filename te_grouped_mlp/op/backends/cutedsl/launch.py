@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable
-from typing import Any
 
 import torch
 
@@ -18,6 +17,21 @@ from te_grouped_mlp.op.backends.cutedsl.keys import KernelKey
 from te_grouped_mlp.op.formats import DType
 from te_grouped_mlp.op.problem import Problem
 
+EPILOGUES = {
+    Op.FC1_ACT: ("activated", "bias", "prob"),
+    Op.FC2_FORWARD: ("bias", "bias_scale"),
+    Op.FC1_DGRAD: ("bias", "bias_scale"),
+    Op.DACT_DGRAD: ("prob", "slots", "activated"),
+    Op.FC1_WGRAD: ("unused",),
+    Op.FC2_WGRAD: ("unused",),
+}
+"""Tensors of each kernel's epilogue, in the order of its `Arguments`.
+
+Kernels take plain tuples. So a kernel that comes from disk is launched without importing the
+packages that compile it, which takes longer than everything else before a first step.
+"""
+
+_SWIZZLE = 8
 _LAUNCHERS_KEPT = 1024
 
 _prepared: dict[int, Problem] = {}
@@ -32,17 +46,14 @@ class Launcher:
     """
 
     def __init__(self, key: KernelKey, device: int) -> None:
-        with kernels.deprecations_ignored():
-            from te_grouped_mlp.op.backends.cutedsl.kernels import quack_base
-
         assert key.tile is not None
         self.key, self.tile = key, key.tile
         self._function = kernels.kernel(key)
         clusters = _active_clusters(key.tile.cluster_m * key.tile.cluster_n, device)
-        self._scheduler = quack_base.scheduler_arguments(clusters)
-        self._lengths = quack_base.variable_lengths
-        self._varlen = "k" if key.op in (Op.FC1_WGRAD, Op.FC2_WGRAD) else "m"
-        self._arguments = _argument_type(key.op)
+        self._scheduler = (clusters, None, _SWIZZLE, None, None, None)
+        self._over_k = key.op in (Op.FC1_WGRAD, Op.FC2_WGRAD)
+        self._names = EPILOGUES[key.op]
+        self._allowed = frozenset(self._names)
 
     def __call__(
         self,
@@ -59,11 +70,17 @@ class Launcher:
             a, b, d, c: Operands, as the kernel's module says.
             offsets: int32 (G + 1,) row offsets.
             **epilogue: Tensors of the epilogue, exactly those that the key announces.
+
+        Raises:
+            TypeError: A name is none of the kernel's, or a tensor is not what it was compiled for.
+            ValueError: A tensor has another dtype, rank, alignment or device; from the kernel.
         """
-        self._function(
-            a, b, d, c, self._arguments(**epilogue), self._scheduler,
-            self._lengths(offsets, self._varlen), None, None,
-        )  # fmt: skip
+        if not self._allowed.issuperset(epilogue):
+            unknown = sorted(epilogue.keys() - self._allowed)
+            raise TypeError(f"{self.key.op.value} got {unknown}; allowed: {self._names}")
+        lengths = (None, offsets, None, None) if self._over_k else (offsets, None, None, None)
+        arguments = tuple(map(epilogue.get, self._names))
+        self._function(a, b, d, c, arguments, self._scheduler, lengths, None, None)
 
 
 @functools.cache
@@ -138,16 +155,3 @@ def _active_clusters(size: int, device: int) -> int:
     from cutlass.utils import HardwareInfo
 
     return int(HardwareInfo(device).get_max_active_clusters(cluster_size=size))
-
-
-def _argument_type(op: Op) -> Any:
-    from te_grouped_mlp.op.backends.cutedsl.kernels import dact_dgrad, fc1_act, gemm, wgrad
-
-    return {
-        Op.FC1_ACT: fc1_act.Arguments,
-        Op.FC2_FORWARD: gemm.Arguments,
-        Op.FC1_DGRAD: gemm.Arguments,
-        Op.DACT_DGRAD: dact_dgrad.Arguments,
-        Op.FC1_WGRAD: wgrad.Arguments,
-        Op.FC2_WGRAD: wgrad.Arguments,
-    }[op]

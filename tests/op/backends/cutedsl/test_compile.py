@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 from te_grouped_mlp.op.backends.cutedsl import compile as kernels
-from te_grouped_mlp.op.backends.cutedsl import keys
+from te_grouped_mlp.op.backends.cutedsl import keys, launch
+from te_grouped_mlp.op.backends.cutedsl.config import Op
 from tests.op.backends.cutedsl import compile_all
 from tests.op.backends.cutedsl.problems import ACTIVATIONS, problem_of
 
@@ -133,6 +134,61 @@ def test_forked_workers_fill_the_disk_cache(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.split("\n")[:3] == ["2 0", "[True, True]", "None False"]
+
+
+@needs_kernels
+def test_plain_tuples_hold_what_the_kernels_name():
+    with kernels.deprecations_ignored():
+        from te_grouped_mlp.op.backends.cutedsl.kernels import dact_dgrad, fc1_act, gemm, wgrad
+    modules = {
+        Op.FC1_ACT: fc1_act,
+        Op.FC2_FORWARD: gemm,
+        Op.FC1_DGRAD: gemm,
+        Op.DACT_DGRAD: dact_dgrad,
+        Op.FC1_WGRAD: wgrad,
+        Op.FC2_WGRAD: wgrad,
+    }
+    assert {op: module.Arguments._fields for op, module in modules.items()} == launch.EPILOGUES
+    with kernels.deprecations_ignored():
+        from quack.tile_scheduler import TileSchedulerOptions
+        from quack.varlen_utils import VarlenArguments
+    assert TileSchedulerOptions._fields[::2][:2] == ("max_active_clusters", "max_swizzle_size")
+    assert len(TileSchedulerOptions._fields) == 6
+    assert VarlenArguments._fields[:2] == ("mCuSeqlensM", "mCuSeqlensK")
+    assert len(VarlenArguments._fields) == 4
+
+
+@needs_kernels
+def test_a_launch_from_disk_imports_no_compiler(tmp_path):
+    compile_it = (
+        "from te_grouped_mlp.op.backends.cutedsl import compile as kernels, keys\n"
+        "from te_grouped_mlp.op.backends.cutedsl.config import Op\n"
+        "from tests.op.backends.cutedsl.problems import ACTIVATIONS, problem_of\n"
+        "key = keys.gemm(problem_of(ACTIVATIONS['swiglu']), 9, Op.FC2_FORWARD)\n"
+        "kernels.kernel(key)\n"
+    )
+    launch_it = compile_it + (
+        "import sys, torch\n"
+        "from te_grouped_mlp.op.backends.cutedsl import launch\n"
+        "launch._active_clusters = lambda size, device: 66\n"
+        "x = torch.zeros(64, 64).bfloat16()\n"
+        "try:\n"
+        "    launch.launcher(key, 0)(x, x[None], x, None, torch.zeros(2).int())\n"
+        "except ValueError as error:\n"
+        "    print('device_type=cuda' in str(error))\n"
+        "try:\n"
+        "    launch.launcher(key, 0)(x, x[None], x, None, torch.zeros(2).int(), biass=x)\n"
+        "except TypeError as error:\n"
+        "    print(\"['biass']; allowed: ('bias', 'bias_scale')\" in str(error))\n"
+        "print('quack' in sys.modules)\n"
+    )
+    env = {**os.environ, "CUTE_DSL_ARCH": "sm_90a", kernels.CACHE_SWITCH: str(tmp_path)}
+    for code, printed in ((compile_it, ""), (launch_it, "True\nTrue\nFalse\n")):
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        assert done.stdout == printed
 
 
 def test_kernels_are_cached_by_what_their_code_depends_on(monkeypatch):

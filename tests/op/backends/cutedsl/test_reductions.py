@@ -55,7 +55,8 @@ class TestOnGpu:
         values = dy.double() * (1.0 if scale is None else scale.double()[:, None])
         want = torch.stack([part.sum(0) for part in by_expert(values)])
         assert got.dtype is torch.float32
-        torch.testing.assert_close(got.double().cpu(), want, rtol=1e-5, atol=1e-5)
+        # A sum of 1500 values of order one; its terms cancel, so the bound is absolute.
+        torch.testing.assert_close(got.double().cpu(), want, rtol=1e-6, atol=1e-4)
         assert not got[1].any()
 
     @pytest.mark.parametrize("cols", [64, 192, 520])

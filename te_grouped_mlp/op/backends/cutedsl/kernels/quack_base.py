@@ -20,7 +20,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32, const_expr
+from cutlass import BFloat16, Float32, const_expr
 from quack import layout_utils
 from quack.compile_utils import make_fake_tensor
 from quack.cute_dsl_utils import mlir_namedtuple
@@ -45,8 +45,6 @@ from quack.gemm_tvm_ffi_utils import (
 )
 from quack.reduce import swap_shuffle_reduce
 from quack.rounding import RoundingMode
-from quack.tile_scheduler import TileSchedulerOptions
-from quack.varlen_utils import VarlenArguments
 
 from te_grouped_mlp.op.backends.cutedsl.config import Tile
 
@@ -279,8 +277,9 @@ def compile_kernel(
         arch: 9 or 10; the target itself is the process's.
 
     Returns:
-        A function of (A, B, D, C, epilogue arguments, scheduler arguments, variable lengths, None,
-        None) that launches on torch's current stream.
+        A function of (A, B, D, C, epilogue's arguments, (active clusters, None, swizzle, None,
+        None, None), (row offsets, None, None, None), None, None) that launches on torch's current
+        stream. The offsets come second for "k"; tuples or their named kinds are taken alike.
     """
     tensors = make_fake_gemm_tensors(
         operands.a, operands.b, operands.d, operands.c, *operands.majors, operands.majors[2],
@@ -314,18 +313,3 @@ def compile_kernel(
         post_init=configure, b_transposed=operands.b_transposed,
         cd_packed="n" if operands.packed else None,
     )  # fmt: skip
-
-
-def scheduler_arguments(active_clusters: int, swizzle: int = 8) -> TileSchedulerOptions:
-    """Return the static scheduler's arguments for a launch."""
-    return TileSchedulerOptions(
-        max_active_clusters=Int32(active_clusters), raster_order=None,
-        max_swizzle_size=Int32(swizzle),
-    )  # fmt: skip
-
-
-def variable_lengths(offsets: Any, varlen: str) -> VarlenArguments:
-    """Return the argument that carries the experts' int32 row offsets (experts + 1,)."""
-    if varlen == "m":
-        return VarlenArguments(mCuSeqlensM=offsets)
-    return VarlenArguments(mCuSeqlensK=offsets)
