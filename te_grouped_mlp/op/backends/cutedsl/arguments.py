@@ -24,7 +24,8 @@ def int32_offsets(splits: Splits) -> torch.Tensor:
     it. Under capture it is made anew each time: a replay must see the splits of that moment.
     """
     source = splits.offsets
-    if source.is_cuda and torch.cuda.is_current_stream_capturing():
+    # Tensors of inference mode count no versions.
+    if source.is_inference() or (source.is_cuda and torch.cuda.is_current_stream_capturing()):
         return source.to(torch.int32)
     version, found = getattr(source, _KEPT, (None, None))
     if found is None or version != source._version:

@@ -123,6 +123,10 @@ def test_int32_offsets_follow_a_change_in_place():
     assert arguments.int32_offsets(splits) is first
     offsets[1] = 5
     assert arguments.int32_offsets(splits).tolist() == [0, 5, 7]
+    with torch.inference_mode():
+        offsets = torch.tensor([0, 3, 7])
+        splits = Splits(offsets.diff(), offsets[1:].int(), offsets, {}, None)
+        assert arguments.int32_offsets(splits).tolist() == [0, 3, 7]
 
 
 def operands():
