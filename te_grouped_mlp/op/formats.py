@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from enum import Enum
 
@@ -27,12 +28,17 @@ class DType(Enum):
         Raises:
             TypeError: Naming the dtype and the allowed ones.
         """
-        name = str(dtype).removeprefix("torch.")
-        try:
-            return cls(name)
-        except ValueError:
-            allowed = ", ".join(member.value for member in cls)
-            raise TypeError(f"dtype is {name}; allowed: {allowed}") from None
+        return _dtype_of(dtype)
+
+
+@functools.cache
+def _dtype_of(dtype: object) -> DType:
+    name = str(dtype).removeprefix("torch.")
+    try:
+        return DType(name)
+    except ValueError:
+        allowed = ", ".join(member.value for member in DType)
+        raise TypeError(f"dtype is {name}; allowed: {allowed}") from None
 
 
 @dataclass(frozen=True)

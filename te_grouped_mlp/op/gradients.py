@@ -76,14 +76,14 @@ def main_grad_target(
             checks.gradient_shape(f"{label} weight.main_grad", grad, (num_groups, *shape))
         checks.gradient_kind(f"{label} weight.main_grad", grad, parameters[0].device)
         return WgradTarget(grad.view(num_groups, *shape), accumulate)
-    grads = []
-    for index, parameter in enumerate(parameters):
-        grad = parameter.__dict__.get("main_grad")
-        if grad is None or grad.shape != shape or "__fsdp_param__" in parameter.__dict__:
+    grads = [parameter.__dict__.get("main_grad") for parameter in parameters]
+    shapes = [None if grad is None else grad.shape for grad in grads]
+    if shapes.count(shape) != len(shapes) or hasattr(parameters[0], "__fsdp_param__"):
+        # Something is wrong, or lies elsewhere than usual: one after the other.
+        for index, parameter in enumerate(parameters):
             name = f"{label} weight{index}"
-            grad = main_grad_of(parameter, name)
-            checks.gradient_shape(f"{name}.main_grad", grad, shape)
-        grads.append(grad)
+            grads[index] = main_grad_of(parameter, name)
+            checks.gradient_shape(f"{name}.main_grad", grads[index], shape)
     # One for all: the experts' buffers are parts of one allocation wherever there are many.
     checks.gradient_kind(f"{label} weight0.main_grad", grads[0], parameters[0].device)
     return WgradTarget(tuple(grads), accumulate)

@@ -45,14 +45,6 @@ class SavedState:
     owns_x: bool
 
 
-@dataclass(frozen=True)
-class _Slot:
-    """The place of one tensor, or of a run of them, in the flat list."""
-
-    start: int
-    stop: int | None = None
-
-
 def flatten(state: SavedState) -> tuple[Any, list[torch.Tensor]]:
     """Take the tensors out of a state, so that autograd (and its hooks) can keep them.
 
@@ -112,37 +104,38 @@ def _row_prefix_tensors(state: SavedState) -> list[tuple[torch.Tensor, bool]]:
 
 
 def _take_out(value: Any, tensors: list[torch.Tensor], known: dict[int, Any]) -> Any:
-    """Replace tensors by slots; a record that occurs twice, as the splits do, is taken out once."""
+    """Replace a tensor by its place in the flat list, and a run of tensors by a slice of it.
+
+    A record that occurs twice, as the splits do, is taken out once.
+    """
     if value is None:
         return None
     if isinstance(value, torch.Tensor):
         tensors.append(value)
-        return _Slot(len(tensors) - 1)
-    if isinstance(value, tuple) and value and isinstance(value[0], torch.Tensor):
-        # Hundreds of weights: one run instead of one slot each.
-        tensors.extend(value)
-        return _Slot(len(tensors) - len(value), len(tensors))
+        return len(tensors) - 1
+    fields = _TENSORS.get(type(value))
+    if fields is not None:
+        if id(value) not in known:
+            parts = {name: _take_out(getattr(value, name), tensors, known) for name in fields}
+            known[id(value)] = _with(value, parts)
+        return known[id(value)]
     if isinstance(value, dict):
         return {key: _take_out(item, tensors, known) for key, item in value.items()}
-    fields = _TENSORS.get(type(value))
-    if fields is None:
-        return value
-    if id(value) not in known:
-        parts = {name: _take_out(getattr(value, name), tensors, known) for name in fields}
-        known[id(value)] = _with(value, parts)
-    return known[id(value)]
+    # Hundreds of weights: one slice instead of one place each.
+    tensors.extend(value)
+    return slice(len(tensors) - len(value), len(tensors))
 
 
 def _put_back(value: Any, tensors: Sequence[torch.Tensor], known: dict[int, Any]) -> Any:
-    if isinstance(value, _Slot):
-        return (
-            tensors[value.start] if value.stop is None else tuple(tensors[value.start : value.stop])
-        )
-    if isinstance(value, dict):
-        return {key: _put_back(item, tensors, known) for key, item in value.items()}
+    if value is None:
+        return None
+    if isinstance(value, int):
+        return tensors[value]
+    if isinstance(value, slice):
+        return tuple(tensors[value])
     fields = _TENSORS.get(type(value))
     if fields is None:
-        return value
+        return {key: _put_back(item, tensors, known) for key, item in value.items()}
     if id(value) not in known:
         parts = {name: _put_back(getattr(value, name), tensors, known) for name in fields}
         known[id(value)] = _with(value, parts)

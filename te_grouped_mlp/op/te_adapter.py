@@ -75,7 +75,10 @@ HYBRID = "gradients in another format than E4M3"
 
 def leader(op: Any) -> torch.Tensor:
     """Return the first weight parameter of a GroupedLinear."""
-    weight = op.weight if op.single_grouped_weight else op.weight0
+    name = "weight" if op.single_grouped_weight else "weight0"
+    weight = op._parameters.get(name)
+    if weight is None:
+        weight = getattr(op, name)
     assert isinstance(weight, torch.Tensor)
     return weight
 
