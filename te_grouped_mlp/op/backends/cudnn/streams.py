@@ -128,9 +128,7 @@ def wgrad_workspace(
     """
     if "descriptor_workspace" not in takes("wgrad"):
         return None
-    size = getattr(importlib.import_module("cudnn"), _WORKSPACE_SIZE)(
-        groups, output_mode=mode, input_order="tensor_2d"
-    )
+    size = getattr(importlib.import_module("cudnn"), _WORKSPACE_SIZE)(groups, output_mode=mode)
     key = (kernel, device, at.handle, at.capture, size)
     if key not in _workspaces:
         _workspaces[key] = memory.empty((size,), torch.uint8, device)

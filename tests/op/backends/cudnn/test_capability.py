@@ -4,17 +4,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 
-from te_grouped_mlp.cli.frontend_releases import RELEASES, wrappers
+from te_grouped_mlp.cli.frontend_releases import RELEASES
 from te_grouped_mlp.op.backends.cudnn import capability
-from te_grouped_mlp.op.environment import Absent, Environment, Switches
-from te_grouped_mlp.op.formats import MXFP8, NVFP4, DType
+from te_grouped_mlp.op.environment import Absent, Environment
+from te_grouped_mlp.op.formats import NVFP4, DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import (
@@ -26,55 +25,10 @@ from te_grouped_mlp.op.problem import (
     RecipeKind,
     TensorKind,
 )
+from tests.op.backends.cudnn.facts import NEWEST, NO_BIAS, call, environment, problem
 
 WORKING = RELEASES[RELEASES.index("1.27.0") :]
-NEWEST = RELEASES[-1]
 EITHER = {RowExtent.PACKED, RowExtent.BUFFER}
-
-
-def environment(release: str = NEWEST, **changes: Any) -> Environment:
-    fields: dict[str, Any] = {
-        "sm": (10, 0),
-        "versions": {},
-        "wrappers": wrappers(release),
-        "switches": Switches(),
-        "standalone": False,
-        **changes,
-    }
-    return Environment(**fields)
-
-
-def problem(kind: Activation = Activation.SWIGLU, *, bias: bool = False, **changes: Any) -> Problem:
-    spec = ActivationSpec(kind, interleave=32 if kind.is_gated else None)
-    found = Problem(
-        num_groups=4,
-        fc1=LinearSpec(512, 256 * spec.expansion, has_bias=bias),
-        fc2=LinearSpec(256, 512, has_bias=bias, scale_bias=bias),
-        activation=spec,
-        recipe=RecipeKind.MXFP8,
-        recipe_detail="",
-        device="cuda",
-        dtype=DType.BFLOAT16,
-    )
-    return dataclasses.replace(found, **changes)
-
-
-def call(*without: Output, **changes: Any) -> Call:
-    found = Call(
-        rows=1024,
-        dtype=DType.BFLOAT16,
-        prob_dtype=DType.FLOAT32,
-        rows_are_full=False,
-        wanted=frozenset(Output) - set(without),
-        input_kind=TensorKind.PLAIN,
-        unit_scale=False,
-        deterministic=False,
-        format=MXFP8,
-    )
-    return dataclasses.replace(found, **changes)
-
-
-NO_BIAS = (Output.DB1, Output.DB2)
 
 
 def launches(problem: Problem, call: Call, env: Environment) -> dict[Kernel, Launch]:

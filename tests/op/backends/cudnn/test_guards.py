@@ -24,8 +24,8 @@ from te_grouped_mlp.op.operands import Axis, GroupedOperand, WeightOperand
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import Activation
 from tests.op.backends.cudnn import operands
+from tests.op.backends.cudnn.facts import call, problem
 from tests.op.backends.cudnn.simulated import SimulatedBackend, environment_of, simulation
-from tests.op.backends.cudnn.test_capability import call, problem
 from tests.support.frontend_stand_in import StandIn
 
 ROWS, H, FFN, GROUPS = 1024, 512, 256, 4
