@@ -169,7 +169,11 @@ def usages(model: Any) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("arrives", ["plain", "prequantized"])
-@pytest.mark.parametrize("base", [SINGLE, SEVERAL], ids=["1g", "3g-pad"])
+@pytest.mark.parametrize(
+    "base",
+    [SINGLE, SEVERAL, SEVERAL.but(frozen=frozenset({"fc1", "prob", "x"}))],
+    ids=["1g", "3g-pad", "fc2 alone"],
+)
 def test_7_and_8_quantizers_stay_as_they_were(base: StepCase, arrives: str) -> None:
     """Upstream leaves row-wise usage off after a requantize, and GEMM-ready output on."""
     import transformer_engine_torch as tex
