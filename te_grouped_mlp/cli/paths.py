@@ -9,9 +9,7 @@ Transformer Engine's fused op is described by its published conditions.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import itertools
-import pkgutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -36,7 +34,6 @@ UPSTREAM = "upstream"
 UNFUSED = "unfused"
 RAISES = "raises"
 
-_ORDER = ("cudnn", "cutedsl", "reference")
 _AUTO = "auto"
 _FORMATS = {RecipeKind.MXFP8: MXFP8, RecipeKind.NVFP4: NVFP4, RecipeKind.NONE: UNQUANTIZED}
 _WIDTH = 1024
@@ -91,24 +88,10 @@ def questions() -> Iterator[Question]:
         yield Question(*found)
 
 
-def names() -> tuple[str, ...]:
-    """Return our backends that this installation has, in the order in which they are asked."""
-    found = {
-        each.name
-        for each in pkgutil.iter_modules(backends.__path__)
-        if each.ispkg and each.name != UPSTREAM and _capability(each.name) is not None
-    }
-    known = [name for name in _ORDER if name in found]
-    return (*known, *sorted(found.difference(known)))
-
-
-def _capability(name: str) -> ModuleType | None:
-    full = f"{backends.__name__}.{name}"
-    if importlib.util.find_spec(f"{full}.capability") is None:
-        return None
-    if importlib.util.find_spec(f"{full}.backend") is None:
-        return None
-    return importlib.import_module(f"{full}.capability")
+def names(device: str = "cuda") -> tuple[str, ...]:
+    """Return our backends in the order in which they are asked about tensors on a device."""
+    left_out = backends.GPU_ONLY if device == "cpu" else frozenset()
+    return tuple(name for name in backends.CLASSES if name not in left_out)
 
 
 def problem_of(question: Question, env: Environment) -> Problem:
@@ -148,11 +131,13 @@ def answer(question: Question, env: Environment) -> Answer:
     """Return which path a step takes, by the order: ours, TE's fused op, unfused."""
     problem = problem_of(question, env)
     requested = env.switches.backend
-    ours = names() if requested == _AUTO else tuple(n for n in names() if n == requested)
+    ours = (
+        names(problem.device) if requested == _AUTO else tuple(n for n in names() if n == requested)
+    )
     refusals: list[tuple[str, Reject]] = []
     able = []
     for name in ours:
-        module = _capability(name)
+        module = importlib.import_module(f"{backends.__name__}.{name}.capability")
         assert module is not None
         refusal = module.refusal(problem, env)
         if refusal is None:

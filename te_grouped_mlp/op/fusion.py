@@ -174,15 +174,27 @@ def is_glu_activation(activation: Any) -> bool:
     return kind is not None and kind.is_gated
 
 
-def validate_grouped_mlp_dims(fc1: Any, activation: Any, fc2: Any) -> None:
-    """Check that the three ops fit together and the kernels.
+def require_fitting(fc1: Any, activation: Any, fc2: Any) -> None:
+    """Check that the three ops fit together.
 
     Raises:
         TypeError: `activation` is no scaled activation.
         ValueError: The numbers do not fit; the message names them.
     """
     mismatch = dimension_mismatch(fc1, activation, fc2)
-    mismatch = mismatch or _kernel_mismatch(fc1, activation, fc2)
+    if mismatch is not None:
+        raise ValueError(str(mismatch))
+
+
+def validate_grouped_mlp_dims(fc1: Any, activation: Any, fc2: Any) -> None:
+    """Check that the three ops fit together and the block-scaled kernels, as upstream does.
+
+    Raises:
+        TypeError: `activation` is no scaled activation.
+        ValueError: The numbers do not fit; the message names them.
+    """
+    require_fitting(fc1, activation, fc2)
+    mismatch = _kernel_mismatch(fc1, activation, fc2)
     if mismatch is not None:
         raise ValueError(str(mismatch))
 
@@ -190,19 +202,21 @@ def validate_grouped_mlp_dims(fc1: Any, activation: Any, fc2: Any) -> None:
 def require_supported(problem: Problem) -> None:
     """Raise unless a fused op may be built; for direct construction.
 
-    Outside autocast there is no recipe yet; MXFP8 is assumed then.
+    Outside autocast there may be no recipe yet; then a later MXFP8 recipe is enough.
 
     Raises:
         ValueError: Features, interleave or recipe do not fit.
         RuntimeError: The switch is off, or no backend runs here.
     """
     env = environment.current()
-    if problem.recipe is RecipeKind.NONE:
-        problem = dataclasses.replace(problem, recipe=RecipeKind.MXFP8)
     if not env.switches.fused:
         raise RuntimeError(f"{Reason.SWITCH_OFF.value}; set {FUSED_SWITCH}=1")
     if selection.choose(problem, env) is not None:
         return
+    if problem.recipe is RecipeKind.NONE:
+        problem = dataclasses.replace(problem, recipe=RecipeKind.MXFP8)
+        if selection.choose(problem, env) is not None:
+            return
     refused = selection.refusals(problem, env)
     text = "; ".join(f"{step}: {reject}" for step, reject in refused.items())
     shapes = (Reason.FEATURES, Reason.INTERLEAVE, Reason.RECIPE, Reason.GRADIENT_FORMAT)

@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from te_grouped_mlp.op.backends import CLASSES, GPU_ONLY
 from te_grouped_mlp.op.backends.base import Backend
 from te_grouped_mlp.op.backends.checked import CheckedBackend
 from te_grouped_mlp.op.environment import (
@@ -27,8 +28,10 @@ logger = logging.getLogger("te_grouped_mlp")
 
 AUTO = "auto"
 UPSTREAM = "upstream"
-_MODULES = {"reference": ("te_grouped_mlp.op.backends.reference.backend", "ReferenceBackend")}
-"""Our backends in the order in which "auto" asks them."""
+_MODULES = {
+    name: (f"te_grouped_mlp.op.backends.{name}.backend", cls) for name, cls in CLASSES.items()
+}
+"""Our backends in the order in which "auto" asks them, with module and class."""
 
 NAMES = (*_MODULES, UPSTREAM)
 """What NVTE_GROUPED_MLP_BACKEND may name, besides "auto"."""
@@ -44,15 +47,19 @@ def backend(name: str) -> Backend:
     return found
 
 
-def candidates(env: Environment) -> tuple[str, ...]:
+def candidates(env: Environment, device: str = "cuda") -> tuple[str, ...]:
     """Return the names of our backends to ask, in order; empty when upstream's op is named.
+
+    Args:
+        env: The machine; a backend that is named is the only one.
+        device: Type of the tensors' device.
 
     Raises:
         ValueError: NVTE_GROUPED_MLP_BACKEND names no backend.
     """
     requested = env.switches.backend
     if requested == AUTO:
-        return tuple(_MODULES)
+        return tuple(name for name in _MODULES if device != "cpu" or name not in GPU_ONLY)
     if requested not in NAMES:
         allowed = ", ".join((AUTO, *NAMES))
         raise ValueError(f"{BACKEND_SWITCH} is {requested!r}; allowed: {allowed}")
@@ -62,7 +69,7 @@ def candidates(env: Environment) -> tuple[str, ...]:
 def refusals(problem: Problem, env: Environment) -> dict[str, Reject]:
     """Return why each of our backends cannot run `problem`; those that can are not in it."""
     found = {}
-    for name in candidates(env):
+    for name in candidates(env, problem.device):
         refusal = backend(name).refusal(problem, env)
         if refusal is not None:
             found[name] = refusal
@@ -73,7 +80,7 @@ def passed_over(problem: Problem, env: Environment) -> list[tuple[str, Reject]]:
     """Return the refusals of the backends before the one that `choose` takes."""
     refused = refusals(problem, env)
     found = []
-    for name in candidates(env):
+    for name in candidates(env, problem.device):
         if name not in refused:
             break
         found.append((name, refused[name]))
@@ -83,7 +90,7 @@ def passed_over(problem: Problem, env: Environment) -> list[tuple[str, Reject]]:
 def choose(problem: Problem, env: Environment) -> str | None:
     """Return the first of our backends that can run `problem`, or None."""
     refused = refusals(problem, env)
-    return next((name for name in candidates(env) if name not in refused), None)
+    return next((name for name in candidates(env, problem.device) if name not in refused), None)
 
 
 _plans: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
@@ -132,7 +139,7 @@ def run(plan: Plan) -> CheckedBackend:
 
 def _first_plan(problem: Problem, call: Call, env: Environment) -> Plan:
     rejects: list[tuple[str, Reject]] = []
-    for name in candidates(env):
+    for name in candidates(env, problem.device):
         outcome = backend(name).plan(problem, call, env)
         if isinstance(outcome, Plan):
             weak = _determinism_refusal(outcome)

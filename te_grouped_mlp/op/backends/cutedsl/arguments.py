@@ -69,7 +69,9 @@ def is_addressable(tensor: torch.Tensor) -> bool:
 
 
 def per_row(value: torch.Tensor | None) -> torch.Tensor | None:
-    """Return a (rows,) tensor with stride 1, as it is or copied."""
+    """Return a (rows,) tensor with stride 1 in fp32 or bf16, as it is or copied."""
+    if value is not None and value.dtype == torch.float16:
+        value = value.float()
     return value if value is None or value.is_contiguous() else value.contiguous()
 
 

@@ -18,7 +18,7 @@ MAX_ROWS = 1 << 30
 """The ragged tensor maps of the main loops shift rows by this much."""
 
 _HOPPER, _BLACKWELL = (9, 0), 10
-_PROB_DTYPES = (DType.FLOAT32, DType.BFLOAT16)
+_PROB_DTYPES = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
 _INTERLEAVES = (32, None)
 _QUACK = "0.6.5"
 _CUTLASS_DSL = (4, 8)

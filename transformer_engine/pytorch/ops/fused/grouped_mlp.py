@@ -75,7 +75,7 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
             TypeError: `activation` is no scaled activation.
             ValueError, RuntimeError: The fused op cannot run with them here.
         """
-        validate_grouped_mlp_dims(fc1, activation, fc2)
+        fusion.require_fitting(fc1, activation, fc2)
         super().__init__((fc1, activation, fc2))
         fusion.require_supported(self._problem())
 
