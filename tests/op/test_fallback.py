@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import logging
@@ -52,9 +53,41 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 # Upstream's op, in a process of its own ---------------------------------------------------------
 
 
-def run_child(scenario: str, **environ: str) -> dict[str, Any]:
-    """Run one function of this file over stand-ins for the frontend's kernels."""
-    code = f"from tests.op import test_fallback; test_fallback.child({scenario!r})"
+@dataclasses.dataclass(frozen=True)
+class Scenario:
+    """What the child process runs.
+
+    Attributes:
+        declined: The reference backend declines everything.
+        allowed: Upstream's op may run over the stand-ins for its kernels.
+        checks: Upstream's module has its own check of determinism, as 2.20 has and 2.19 has not.
+        environ: Environment variables of both steps.
+        later: Environment variables of the second step alone.
+    """
+
+    declined: bool = True
+    allowed: bool = True
+    checks: bool = True
+    environ: tuple[tuple[str, str], ...] = ()
+    later: tuple[tuple[str, str], ...] = ()
+
+
+DEMAND = (("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0"),)
+SCENARIOS = {
+    "named": Scenario(declined=False, environ=(("NVTE_GROUPED_MLP_BACKEND", "upstream"),)),
+    "declined": Scenario(),
+    "forbidden": Scenario(allowed=False),
+    "demanded": Scenario(environ=DEMAND),
+    "old upstream": Scenario(checks=False),
+    "old upstream, demanded": Scenario(checks=False, environ=DEMAND),
+    "old upstream, demanded later": Scenario(checks=False, later=DEMAND),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, dict[str, Any]]:
+    """Run every scenario in one process that has stand-ins for the frontend's kernels."""
+    code = "from tests.op import test_fallback; test_fallback.child()"
     kept = {key: value for key, value in os.environ.items() if not key.startswith("NVTE_")}
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -63,81 +96,81 @@ def run_child(scenario: str, **environ: str) -> dict[str, Any]:
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
             "NVTE_CUTEDSL_FUSED_GROUPED_MLP": "1",
-            **environ,
         },
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def child(scenario: str) -> None:
-    """Run a step as `scenario` says, and print what happened as one line of JSON."""
+def child() -> None:
+    """Run all scenarios, and print what happened as one line of JSON."""
     from tests.support import frontend_stand_in
 
     te_grouped_mlp.activate()
     stand_in = frontend_stand_in.install("1.32.0", deterministic=False)
     import transformer_engine.pytorch  # noqa: F401
 
-    from te_grouped_mlp import standalone
-    from te_grouped_mlp.op.backends.upstream import capability as upstream
-
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("te_grouped_mlp").addHandler(handler)
     logging.getLogger("te_grouped_mlp").setLevel(logging.INFO)
-
-    ours = step.run_step(CASE) if scenario == "named" else None
-    os.environ.update(CHILD_ENVIRON.get(scenario, {}))
-    said.clear()
-    standalone.allow_upstream_fused(scenario != "forbidden")
-    if scenario != "named":
-        capability.refusal = lambda problem, env: OTHER
-    if scenario.startswith("old upstream"):
-        upstream.OWN_CHECK = "a function that no version has"
-    result: dict[str, Any] = {"error": "", "differ": None}
-    model, inputs = step.make_model(CASE), step.make_inputs(CASE)
-    try:
-        for run in range(2):
-            if run and scenario == "old upstream, asked later":
-                os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"
-                stand_in.calls.clear()
-            inputs.x.grad = inputs.prob.grad = None
-            for parameter in model.parameters():
-                parameter.grad = None
-            y = step.run_model(model, CASE, inputs)
-    except RuntimeError as error:
-        result["error"] = str(error)
-    else:
-        found = step.collect(CASE, model, inputs, y)
-        if ours is not None:
-            differ = [name for name in ours if not step.same_bits(found[name], ours[name])]
-            result["differ"] = differ
-    fused = type(step.fused_op(model))
-    last = te_grouped_mlp.explain()[-1]
-    result.update(
-        fused=fused.__name__,
-        module=fused.__module__,
-        path=last.path,
-        refusals=[[name, reject.reason.name] for name, reject in last.refusals],
-        said=said,
-        kernels=sorted({name for name, _ in stand_in.calls}),
-    )
-    sys.stdout.write(json.dumps(result) + "\n")
+    ours = step.run_step(CASE)
+    found = {}
+    for name, scenario in SCENARIOS.items():
+        said.clear()
+        stand_in.calls.clear()
+        decisions._decisions.clear()
+        found[name] = {**run_scenario(scenario, stand_in, ours), "said": list(said)}
+    sys.stdout.write(json.dumps(found) + "\n")
 
 
-CHILD_ENVIRON = {"named": {"NVTE_GROUPED_MLP_BACKEND": "upstream"}}
+def run_scenario(scenario: Scenario, stand_in: Any, ours: dict[str, Any]) -> dict[str, Any]:
+    """Run two steps and describe them."""
+    from te_grouped_mlp import standalone
+    from te_grouped_mlp.op.backends.upstream import capability as upstream
+
+    error, found = "", {}
+    with pytest.MonkeyPatch.context() as patch, step.switches(**dict(scenario.environ)):
+        standalone.allow_upstream_fused(scenario.allowed)
+        if scenario.declined:
+            patch.setattr(capability, "refusal", lambda problem, env: OTHER)
+        if not scenario.checks:
+            patch.setattr(upstream, "OWN_CHECK", "a function that no version has")
+        model, inputs = step.make_model(CASE), step.make_inputs(CASE)
+        try:
+            step.run_model(model, CASE, inputs)
+            for tensor in (inputs.x, inputs.prob, *model.parameters()):
+                tensor.grad = None
+            with step.switches(**dict(scenario.later)):
+                if scenario.later:
+                    stand_in.calls.clear()
+                found = step.collect(CASE, model, inputs, step.run_model(model, CASE, inputs))
+        except RuntimeError as raised:
+            error = str(raised)
+    fused, last = type(step.fused_op(model)), te_grouped_mlp.explain()[-1]
+    return {
+        "error": error,
+        "differ": [name for name in found if not step.same_bits(found[name], ours[name])],
+        "fused": fused.__name__,
+        "module": fused.__module__,
+        "path": last.path,
+        "refusals": [[name, reject.reason.name] for name, reject in last.refusals],
+        "kernels": sorted({name for name, _ in stand_in.calls}),
+    }
+
+
 PRIVATE = "transformer_engine.pytorch.ops.fused._te_grouped_mlp_upstream"
 UPSTREAM_KERNELS = ["dglu", "glu", "quant", "wgrad"]
 
 
-def test_upstreams_op_runs_where_it_is_named() -> None:
+def test_upstreams_op_runs_where_it_is_named(outcomes: dict[str, Any]) -> None:
     """From its own file under the private name, with our bits; upstream rounds dprob to bf16."""
-    found = run_child("named")
+    found = outcomes["named"]
     assert (found["fused"], found["module"]) == ("GroupedMLP_CuTeGEMMGLU", PRIVATE)
     assert (found["path"], found["refusals"]) == ("upstream", [])
     assert found["kernels"] == UPSTREAM_KERNELS
@@ -145,8 +178,8 @@ def test_upstreams_op_runs_where_it_is_named() -> None:
     assert found["said"] == ["grouped MLP runs upstream"]
 
 
-def test_upstreams_op_is_the_second_step() -> None:
-    found = run_child("declined")
+def test_upstreams_op_is_the_second_step(outcomes: dict[str, Any]) -> None:
+    found = outcomes["declined"]
     assert (found["fused"], found["module"]) == ("GroupedMLP_CuTeGEMMGLU", PRIVATE)
     assert (found["path"], found["refusals"]) == ("upstream", [["reference", "OPTION"]])
     assert found["kernels"] == UPSTREAM_KERNELS
@@ -154,8 +187,8 @@ def test_upstreams_op_is_the_second_step() -> None:
     assert OTHER.detail in found["said"][0]
 
 
-def test_unfused_is_the_third_step() -> None:
-    found = run_child("forbidden")
+def test_unfused_is_the_third_step(outcomes: dict[str, Any]) -> None:
+    found = outcomes["forbidden"]
     assert found["fused"] == "GroupedLinear"
     assert found["path"] == "unfused"
     assert found["refusals"] == [["reference", "OPTION"], ["upstream", "PACKAGE"]]
@@ -163,31 +196,35 @@ def test_unfused_is_the_third_step() -> None:
     assert len(found["said"]) == 1
 
 
-def test_an_upstream_without_a_check_is_skipped_when_determinism_is_asked() -> None:
+def test_an_upstream_without_a_check_is_skipped_when_determinism_is_asked(
+    outcomes: dict[str, Any],
+) -> None:
     """2.19's module would sum dprob with atomics and say nothing."""
-    found = run_child("old upstream", NVTE_ALLOW_NONDETERMINISTIC_ALGO="0")
+    found = outcomes["old upstream, demanded"]
     assert found["fused"] == "GroupedLinear"
     assert found["refusals"] == [["reference", "OPTION"], ["upstream", "NOT_DETERMINISTIC"]]
     assert found["kernels"] == []
     assert not found["error"]
 
 
-def test_an_upstream_without_a_check_serves_without_a_demand() -> None:
-    found = run_child("old upstream")
+def test_an_upstream_without_a_check_serves_without_a_demand(outcomes: dict[str, Any]) -> None:
+    found = outcomes["old upstream"]
     assert (found["fused"], found["module"]) == ("GroupedMLP_CuTeGEMMGLU", PRIVATE)
     assert not found["error"]
 
 
-def test_an_upstream_without_a_check_is_stopped_when_determinism_is_asked_later() -> None:
-    found = run_child("old upstream, asked later")
+def test_an_upstream_without_a_check_is_stopped_when_determinism_is_asked_later(
+    outcomes: dict[str, Any],
+) -> None:
+    found = outcomes["old upstream, demanded later"]
     assert found["module"] == PRIVATE
     assert "float atomics" in found["error"]
     assert found["kernels"] == []
 
 
-def test_an_upstream_with_a_check_refuses_by_itself() -> None:
+def test_an_upstream_with_a_check_refuses_by_itself(outcomes: dict[str, Any]) -> None:
     """The frontend's kernel has no deterministic mode here: upstream's own error stands."""
-    found = run_child("declined", NVTE_ALLOW_NONDETERMINISTIC_ALGO="0")
+    found = outcomes["demanded"]
     assert found["module"] == PRIVATE
     assert "determinis" in found["error"]
     assert "wgrad" not in found["kernels"]

@@ -41,9 +41,11 @@ PROBLEM = Problem(
     activation=ActivationSpec(Activation.SWIGLU, 32),
     recipe=RecipeKind.MXFP8,
     recipe_detail="",
-    device="cpu",
+    device="cuda",
     dtype=DType.BFLOAT16,
 )
+ON_CPU = dataclasses.replace(PROBLEM, device="cpu")
+"""For tests with the reference backend; the fake ones must not depend on who serves a CPU."""
 CALL = Call(
     rows=512,
     dtype=DType.BFLOAT16,
@@ -176,11 +178,11 @@ def test_every_name_can_be_asked_for() -> None:
 
 
 def test_choosing_is_pure() -> None:
-    before = (PROBLEM, CALL, ENV)
-    first = selection.choose(PROBLEM, ENV), selection.refusals(PROBLEM, ENV)
-    again = selection.choose(PROBLEM, ENV), selection.refusals(PROBLEM, ENV)
+    before = (ON_CPU, CALL, ENV)
+    first = selection.choose(ON_CPU, ENV), selection.refusals(ON_CPU, ENV)
+    again = selection.choose(ON_CPU, ENV), selection.refusals(ON_CPU, ENV)
     assert first == again
-    assert before == (PROBLEM, CALL, ENV)
+    assert before == (ON_CPU, CALL, ENV)
 
 
 # A call that the chosen backend does not take ---------------------------------------------------
@@ -309,7 +311,7 @@ def test_random_row_counts_keep_no_memory() -> None:
         for _ in range(500):
             rows = 128 * draw.randrange(1, 10_000)
             call = dataclasses.replace(CALL, rows=rows, rows_are_full=draw.random() < 0.5)
-            assert selection.make_plan(PROBLEM, call, ENV).call.rows == rows
+            assert selection.make_plan(ON_CPU, call, ENV).call.rows == rows
 
     plan_many()
     tracemalloc.start()
@@ -326,7 +328,7 @@ def test_random_row_counts_keep_no_memory() -> None:
 def test_a_plan_is_reported_once_per_kind(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="te_grouped_mlp")
     for rows in (512, 640, 768):
-        selection.make_plan(PROBLEM, dataclasses.replace(CALL, rows=rows), ENV)
+        selection.make_plan(ON_CPU, dataclasses.replace(CALL, rows=rows), ENV)
     assert len(caplog.records) == 1
 
 
@@ -355,15 +357,15 @@ def test_threads_get_their_own_plans(backends: Any) -> None:
 
 
 def test_the_launch_of_a_kernel() -> None:
-    plan = selection.make_plan(PROBLEM, CALL, ENV)
+    plan = selection.make_plan(ON_CPU, CALL, ENV)
     assert plan.launch(Kernel.FC1_ACT).kernel is Kernel.FC1_ACT
     with pytest.raises(KeyError, match="no launch fc2_bias_grad"):
         plan.launch(Kernel.FC2_BIAS_GRAD)
 
 
 def test_a_plan_is_frozen() -> None:
-    plan = selection.make_plan(PROBLEM, CALL, ENV)
-    for record in (plan, plan.layout, plan.launches[0], PROBLEM, CALL):
+    plan = selection.make_plan(ON_CPU, CALL, ENV)
+    for record in (plan, plan.layout, plan.launches[0], ON_CPU, CALL):
         with pytest.raises(dataclasses.FrozenInstanceError):
             record.rows = 1  # type: ignore[attr-defined]
 
