@@ -58,7 +58,10 @@ def lane(device: torch.device) -> Lane:
 def _capture_id(handle: int) -> int:
     # The frontend depends on this package, so it is there where its kernels are.
     runtime = importlib.import_module("cuda.bindings.runtime")
-    return int(runtime.cudaStreamGetCaptureInfo(handle)[2])
+    error, _, identity, *_ = runtime.cudaStreamGetCaptureInfo(handle)
+    if int(error):
+        raise RuntimeError(f"cudaStreamGetCaptureInfo of stream {handle} failed: {error}")
+    return int(identity)
 
 
 _last: dict[tuple[str, torch.device], Lane] = {}

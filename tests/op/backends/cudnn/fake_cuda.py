@@ -60,10 +60,11 @@ class Result:
 
 @dataclass
 class Report:
-    """Results by case, and the memory that the process took at most."""
+    """Results by job, the memory that the process took at most, and the wrappers' arguments."""
 
     results: list[Result]
     megabytes: float
+    wrappers: dict[str, frozenset[str]]
 
 
 class Stream:
@@ -100,9 +101,12 @@ def install(level: str, folder: Path) -> None:
     cutlass.utils.HardwareInfo = _Hardware
     cute.runtime.from_dlpack = functools.partial(_from_dlpack, cute.runtime.from_dlpack)
     cute.compile = _Compiler(cute.compile, level, folder)
-    from cudnn.gemm.cutedsl.grouped.dglu import _blockscaled_api
+    # Releases before 1.31 keep a workspace per kernel, and need no more than the above.
+    with contextlib.suppress(ImportError):
+        from cudnn.gemm.cutedsl.grouped.dglu import _blockscaled_api
 
-    _blockscaled_api.Workspace = _host_workspace(_blockscaled_api.Workspace)
+        if hasattr(_blockscaled_api, "Workspace"):
+            _blockscaled_api.Workspace = _host_workspace(_blockscaled_api.Workspace)
 
 
 def _replace_in_torch() -> None:

@@ -26,13 +26,13 @@ def main(level: str, source: str, target: str) -> None:
     jobs = pickle.loads(Path(source).read_bytes())
     with tempfile.TemporaryDirectory(prefix="launch-") as folder:
         fake_cuda.install(level, Path(folder))
-        maker = _maker(fake_cuda)
+        maker, wrappers = _maker(fake_cuda)
         results = [_run(maker, *job, fake_cuda.launches) for job in jobs]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    Path(target).write_bytes(pickle.dumps(Report(results, peak)))
+    Path(target).write_bytes(pickle.dumps(Report(results, peak, wrappers)))
 
 
-def _maker(fake_cuda: Any) -> Any:
+def _maker(fake_cuda: Any) -> tuple[Any, dict[str, frozenset[str]]]:
     from te_grouped_mlp.op import environment
     from te_grouped_mlp.op.backends.cudnn import signatures, streams
     from te_grouped_mlp.op.backends.cudnn.backend import CudnnBackend
@@ -46,7 +46,7 @@ def _maker(fake_cuda: Any) -> Any:
     streams.lane = lambda _: streams.Lane(fake_cuda.STREAM)
     wrappers = {name: signatures.takes(name) for name in environment.WRAPPERS}
     with environment.override(sm=(10, 0), wrappers=wrappers):
-        return Maker(Backend(), environment.current())
+        return Maker(Backend(), environment.current()), wrappers
 
 
 def _run(maker: Any, case: Any, fault: str, launches: list[Launch]) -> Result:

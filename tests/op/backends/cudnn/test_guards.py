@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import sys
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -372,6 +374,24 @@ def test_turns_are_taken_inside_a_capture_and_not_across_its_border() -> None:
     assert c.waited == [b]
     streams.take_turn("glu", CUDA, streams.Lane(a))
     assert a.waited == []
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_a_lane_knows_its_capture(capturing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, error = FakeStream(5), 0
+    runtime = ModuleType("cuda.bindings.runtime")
+    runtime.cudaStreamGetCaptureInfo = lambda handle: (error, 1, 70 + handle, None)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, runtime.__name__, runtime)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    found = streams.lane(CUDA)
+    assert (found.stream, found.handle) == (stream, 5)
+    assert found.capture == (75 if capturing else None)
+    assert streams.lane(torch.device("cpu")) == streams.Lane(None)
+    error = 900
+    if capturing:
+        with pytest.raises(RuntimeError, match="stream 5 failed: 900"):
+            streams.lane(CUDA)
 
 
 @pytest.mark.usefixtures("no_history")

@@ -9,12 +9,6 @@ shape, stride, dtype and divisibility has passed. Needs nvidia-cudnn-frontend an
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import pickle
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,11 +17,10 @@ import torch
 from te_grouped_mlp.op.layout import Kernel
 from te_grouped_mlp.op.problem import Activation
 from tests.op.backends.cudnn import fake_cuda, ptx
-from tests.op.backends.cudnn.fake_cuda import Report, Result
+from tests.op.backends.cudnn.fake_cuda import Result
 from tests.op.backends.cudnn.launch_cases import FAULTS, GROUPS, ROWS, LaunchCase, cases
+from tests.op.backends.cudnn.launcher import launch, require_frontend
 
-REQUIRE = "TE_GROUPED_MLP_REQUIRE_KERNELS"
-ROOT = Path(__file__).resolve().parents[4]
 CASES = {case.id: case for case in cases()}
 DERIVATIVES = {
     name: case for name, case in CASES.items() if case.kernel is Kernel.DACT_DGRAD and case.dprob
@@ -37,35 +30,10 @@ SLOTS = 2
 """Partial sums of a row: 320 columns are two tiles of a cluster of two."""
 PASSED = "cudaErrorInsufficientDriver"
 
-Job = tuple[LaunchCase, str]
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _frontend() -> None:
-    """Skip where the frontend is not installed, unless it has to be."""
-    missing = [name for name in ("cudnn", "cutlass") if importlib.util.find_spec(name) is None]
-    if missing and os.environ.get(REQUIRE) != "1":
-        pytest.skip(f"{' and '.join(missing)} not installed ({REQUIRE}=1 makes that an error)")
-    assert not missing, f"{missing} not installed"
-
-
-def launch(level: str, jobs: Sequence[Job], folder: Path) -> Report:
-    """Make launches in a process of their own."""
-    source, target = folder / "jobs", folder / "results"
-    source.write_bytes(pickle.dumps(list(jobs)))
-    child = subprocess.run(
-        [sys.executable, "-m", "tests.op.backends.cudnn.launch_child", level, source, target],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=1200,
-        check=False,
-    )
-    assert child.returncode == 0, child.stderr[-4000:]
-    report = pickle.loads(target.read_bytes())
-    assert isinstance(report, Report)
-    return report
+    require_frontend()
 
 
 def all_of(level: str, folder: Path) -> dict[str, Result]:
