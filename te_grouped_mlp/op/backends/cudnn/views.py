@@ -90,12 +90,13 @@ def experts(w: WeightOperand) -> Experts:
     n, k = w.shape if forward else w.shape[::-1]
     checks.features("output columns of w", n)
     checks.features("contracted columns of w", k)
-    for index, member in enumerate(w.data):
+    major = "k" if forward else "n"
+    data, device = stacked_data(w), w.data[0].device
+    # Members of whole tiles that begin where the one before ends are as aligned as the first.
+    for index, member in enumerate(w.data if data is None else w.data[:1]):
         if not member.is_contiguous():
             raise ValueError(f"w[{index}] has strides {member.stride()}; allowed: contiguous")
         checks.aligned(f"w[{index}]", member)
-    major = "k" if forward else "n"
-    data, device = stacked_data(w), w.data[0].device
     if w.swizzled:
         scales = stacked_scales(w)
         if data is None or scales is None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from te_grouped_mlp.cli.frontend_releases import RELEASES, wrappers
+from te_grouped_mlp.op.plan import Reason
 from te_grouped_mlp.op.problem import Activation
 from tests.op.backends.cudnn import fake_cuda
 from tests.op.backends.cudnn.launch_cases import cases
-from tests.op.backends.cudnn.launcher import launch, require_frontend
+from tests.op.backends.cudnn.launcher import ROOT, launch, require_frontend
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +59,41 @@ def test_every_launch(release: str, tmp_path: Path) -> None:
             assert len(result.launches) == 1, case.id
 
 
-def test_an_older_one_is_refused(tmp_path: Path) -> None:
-    found = package(TOO_OLD, tmp_path / "package")
-    report = launch(fake_cuda.RECORD, [(case, "") for case in cases()], tmp_path, found)
-    assert all("too old" in result.error for result in report.results)
+_ASK = """
+from te_grouped_mlp.op import environment
+from te_grouped_mlp.op.backends.cudnn import capability
+from tests.op.backends.cudnn.facts import problem
+with environment.override(sm=(10, 0), standalone=False):
+    print(capability.refusal(problem(), environment.current()))
+"""
+
+
+def refusal_with(folder: Path) -> str:
+    """Return why the backend declines in a process that finds the package in `folder`."""
+    path = os.pathsep.join((str(folder), str(ROOT)))
+    child = subprocess.run(
+        [sys.executable, "-c", _ASK],
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr[-4000:]
+    return child.stdout
+
+
+def test_an_older_one_is_declined(tmp_path: Path) -> None:
+    """Too old, or unable to work with the CuTe DSL beside it."""
+    found = refusal_with(package(TOO_OLD, tmp_path / "package"))
+    assert Reason.PACKAGE.value in found
+    assert "too old" in found or f"nvidia-cudnn-frontend {TOO_OLD} lacks a dependency" in found
+
+
+def test_a_broken_one_is_declined(tmp_path: Path) -> None:
+    folder = package(WORKING[-1], tmp_path / "package")
+    folder.joinpath("cudnn", "__init__.py").write_text("raise OSError('half a package')")
+    found = refusal_with(folder)
+    assert Reason.PACKAGE.value in found
+    assert "cannot be imported: half a package" in found

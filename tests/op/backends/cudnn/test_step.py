@@ -220,16 +220,11 @@ def test_every_frontend(
         assert modes <= ({"dense"} if number(version) >= (1, 30) else {"discrete"})
 
 
-def test_an_older_frontend_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    with (
-        simulation(monkeypatch, "1.26.0") as stand_in,
-        step.switches(NVTE_GROUPED_MLP_BACKEND="cudnn"),
-    ):
-        step.run_step(ONE, fused=None)
-    assert "cudnn: a package that the backend needs is absent, broken or too old" in caplog.text
-    assert called(stand_in) == []
+def test_an_older_frontend_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with simulation(monkeypatch, "1.26.0") as stand_in:
+        with pytest.raises(ValueError, match="absent, broken or too old.*glu has no argument"):
+            run_on("cudnn", ONE)
+        assert called(stand_in) == []
 
 
 # Determinism -------------------------------------------------------------------------------------
