@@ -115,6 +115,18 @@ def test_choices(base: StepCase, choice: str, frontend: StandIn) -> None:
     assert_equal_to_reference(base.but(**CHOICES[choice]), frontend)
 
 
+@pytest.mark.parametrize("base", [ONE, SEVERAL], ids=["1g", "3g-pad"])
+@pytest.mark.parametrize("activation", ["swiglu", "srelu"])
+def test_fp16_models(activation: str, base: StepCase, frontend: StandIn) -> None:
+    """The pre-activation is kept in bf16, so the reference backend is not the oracle."""
+    case = base.but(activation=activation, dtype=torch.float16, bias=True)
+    found = run_on("cudnn", case)
+    step.assert_close(case, found, step.reference(case))
+    assert found["y"].dtype is found["dx"].dtype is found["dW1"].dtype is torch.float16
+    kept = [given["c_tensor"].dtype for name, given in frontend.calls if name.startswith("d")]
+    assert kept == [torch.bfloat16]
+
+
 @pytest.mark.parametrize("activation", ["swiglu", "srelu"])
 def test_unit_scale_passes_no_offsets_where_the_wrapper_can(
     activation: str, frontend: StandIn
