@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import te_grouped_mlp
 from te_grouped_mlp import overlay
 from te_grouped_mlp.patches import engine
 from tests.patches import trees
@@ -40,10 +41,19 @@ def site(tmp_path: Path) -> Path:
     return root
 
 
+# In a checkout the package finds its patches through the editable install, which -S leaves out.
+PATCHES_PARENT = str(Path(te_grouped_mlp.patches.__file__).parents[1])
+
+
 def look(site: Path, prelude: str = "", **environment: str) -> str:
     """Import TE in a process of its own and say what it uses."""
     code = f"""
 import sys
+try:
+    import te_grouped_mlp
+    te_grouped_mlp.__path__.append({PATCHES_PARENT!r})
+except ImportError:
+    pass  # the package is absent here
 {prelude}
 from transformer_engine.pytorch.ops import fused
 module = sys.modules["transformer_engine.pytorch.ops.fused.grouped_mlp"]

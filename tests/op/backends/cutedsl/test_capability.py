@@ -126,7 +126,7 @@ def test_packages(versions, text):
     [
         ({"format": MXFP8}, Reason.RECIPE, "format is mxfp8"),
         ({"dtype": DType.FLOAT32}, Reason.DTYPE, "dtype is float32"),
-        ({"prob_dtype": DType.FLOAT16}, Reason.DTYPE, "probability dtype is float16"),
+        ({"prob_dtype": DType.FLOAT64}, Reason.DTYPE, "probability dtype is float64"),
         ({"input_kind": TensorKind.PREQUANTIZED}, Reason.INPUT_KIND, "prequantized"),
         ({"rows": (1 << 30) + 1}, Reason.ALIGNMENT, f"at most {1 << 30}"),
     ],
