@@ -49,12 +49,12 @@ def look(site: Path, prelude: str = "", **environment: str) -> str:
     """Import TE in a process of its own and say what it uses."""
     code = f"""
 import sys
+{prelude}
 try:
     import te_grouped_mlp
     te_grouped_mlp.__path__.append({PATCHES_PARENT!r})
 except ImportError:
     pass  # the package is absent here
-{prelude}
 from transformer_engine.pytorch.ops import fused
 module = sys.modules["transformer_engine.pytorch.ops.fused.grouped_mlp"]
 print(fused.GroupedMLP_CuTeGEMMGLU == "ours", fused.grouped_mlp is module,
