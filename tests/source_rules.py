@@ -71,7 +71,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("op.seams",),
     ("_fork",),
     ("patches",),
-    ("cli",),
+    ("bench", "cli"),
 )
 UPWARD_ALLOWED = {
     # The finder imports the rest when the first name of TE is looked up, not at start-up.

@@ -64,3 +64,19 @@ def shape(text: str) -> tuple[int, int, int]:
     parse = integer(minimum=ROWS, multiple=ROWS)
     hidden, ffn, rows = (parse(part) for part in parts)
     return hidden, ffn, rows
+
+
+def sizes(*names: str) -> Callable[[str], tuple[int, ...]]:
+    """Return the type of positive integers separated by commas, one for each of `names`."""
+    form = ",".join(names)
+    one = integer(minimum=1)
+
+    def parse(text: str) -> tuple[int, ...]:
+        parts = text.split(",")
+        if len(parts) != len(names):
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not allowed; allowed: {form}, {len(names)} positive integers"
+            )
+        return tuple(map(one, parts))
+
+    return parse

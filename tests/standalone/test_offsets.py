@@ -130,3 +130,36 @@ def test_bad_arguments_are_named(tex):
         tex.splits_to_offsets(splits, 3)
     with pytest.raises(ValueError, match="num_tensors is 0"):
         tex.get_grouped_gemm_setup_workspace_size(0)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
+@pytest.mark.parametrize("bulk", [False, True])
+def test_offsets_on_a_gpu_equal_the_cpus_without_a_wait(bulk):
+    # The functions themselves: Transformer Engine need not run over them here.
+    from te_grouped_mlp.standalone.tex import offsets
+
+    counts = torch.tensor([3, 0, 129, 7], dtype=torch.int32)
+    options = {
+        "strides": [1, 1, 640],
+        "include_leading_zero": [False, True, True],
+        "dtypes": [torch.int32, torch.int64, torch.int64],
+        "bulk_allocate": bulk,
+    }
+    given, tensors = counts.cuda(), [torch.empty(3), torch.empty(5)]
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        sizes, found = offsets.splits_to_offsets_multi(given, given.device, **options)
+        single = offsets.splits_to_offsets(sizes, 640)
+        table = offsets.copy_data_ptrs_to_device(tensors, given.device)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    wanted_sizes, wanted = offsets.splits_to_offsets_multi(counts, counts.device, **options)
+    assert sizes.tolist() == wanted_sizes.tolist()
+    for got, want in zip(found, wanted, strict=True):
+        assert got.is_cuda
+        assert got.dtype == want.dtype
+        assert got.tolist() == want.tolist()
+        assert not bulk or got.data_ptr() % 16 == 0
+    assert single.tolist() == wanted[2].tolist()
+    assert table.tolist() == [tensor.data_ptr() for tensor in tensors]

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The check that every tex function makes first: all of its tensors lie on the CPU."""
+"""The check that every tex function makes first: its tensors lie where it is implemented."""
 
 from __future__ import annotations
 
@@ -33,14 +33,24 @@ def tex_function(function: _Function) -> _Function:
 
     The error names the function and the device, and is raised before any work.
     """
+    return _restricted(function, ("cpu",))
+
+
+def tex_function_on_gpu_too(function: _Function) -> _Function:
+    """Do the same for a function that takes CPU and CUDA tensors."""
+    return _restricted(function, ("cpu", "cuda"))
+
+
+def _restricted(function: _Function, allowed: tuple[str, ...]) -> _Function:
+    where = " and ".join(map(str.upper, allowed))
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
         for device in _devices((*args, *kwargs.values())):
-            if device.type != "cpu":
+            if device.type not in allowed:
                 raise NotImplementedError(
                     f"{function.__name__} was given a tensor on {device}; standalone implements "
-                    "it for CPU tensors only"
+                    f"it for {where} tensors only"
                 )
         return function(*args, **kwargs)
 

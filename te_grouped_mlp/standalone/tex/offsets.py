@@ -1,6 +1,10 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""tex functions that make offsets, address tables and buffers."""
+"""tex functions that make offsets, address tables and buffers, on a CPU or a GPU.
+
+The native kernels take bf16 tokens on a GPU; these are the tex functions that such a step calls.
+None of them synchronises with a GPU.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from te_grouped_mlp.op import memory
-from te_grouped_mlp.standalone.tex.guard import tex_function
+from te_grouped_mlp.standalone.tex.guard import tex_function_on_gpu_too
 
 # Kernels on a GPU want 16-byte aligned offset tables; the views keep that here.
 _ALIGNMENT = 16
@@ -20,7 +24,7 @@ def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-@tex_function
+@tex_function_on_gpu_too
 def bulk_allocate(
     shapes: Sequence[Sequence[int]],
     dtypes: Sequence[torch.dtype],
@@ -60,7 +64,7 @@ def bulk_allocate(
     ]
 
 
-@tex_function
+@tex_function_on_gpu_too
 def splits_to_offsets(first_dims: torch.Tensor, logical_last_dim: int) -> torch.Tensor:
     """Return int64 element offsets of packed groups, a leading 0 first.
 
@@ -73,12 +77,12 @@ def splits_to_offsets(first_dims: torch.Tensor, logical_last_dim: int) -> torch.
             f"splits_to_offsets: first_dims is {first_dims.dtype} of shape "
             f"{tuple(first_dims.shape)}; allowed: int64, one-dimensional"
         )
-    offsets = torch.zeros(first_dims.numel() + 1, dtype=torch.int64)
+    offsets = first_dims.new_zeros(first_dims.numel() + 1)
     torch.cumsum(first_dims * int(logical_last_dim), dim=0, out=offsets[1:])
     return offsets
 
 
-@tex_function
+@tex_function_on_gpu_too
 def splits_to_offsets_multi(
     split_sizes: torch.Tensor,
     device: torch.device | str,
@@ -92,7 +96,7 @@ def splits_to_offsets_multi(
 
     Args:
         split_sizes: (groups,) int32 or int64.
-        device: Where the results lie: the CPU.
+        device: Where the results lie.
         strides: One factor for each result.
         include_leading_zero: Whether result i begins with 0 (and has one element more).
         dtypes: int32 or int64 for each result.
@@ -121,22 +125,28 @@ def splits_to_offsets_multi(
         results = _allocate(shapes, dtypes, device, [_ALIGNMENT] * len(shapes))
     else:
         results = [memory.empty(s, d, device) for s, d in zip(shapes, dtypes, strict=True)]
+    ends = torch.cumsum(counts, dim=0)
     for out, stride, zero in zip(results, strides, include_leading_zero, strict=True):
         if zero:
-            out[0] = 0
-        out[int(zero) :] = torch.cumsum(counts * int(stride), dim=0)
+            out[:1].zero_()
+        # In int64, and only then to the result's type; the factor is no tensor to be copied.
+        out[int(zero) :].copy_(ends if stride == 1 else ends * int(stride))
     return counts, results
 
 
 _allocate = bulk_allocate
 
 
-@tex_function
+@tex_function_on_gpu_too
 def copy_data_ptrs_to_device(
     tensors: Sequence[torch.Tensor], device: torch.device | str
 ) -> torch.Tensor:
     """Return the tensors' addresses as int64; the caller keeps the tensors alive."""
-    return torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64, device=device)
+    addresses = torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64)
+    if torch.device(device).type == "cpu":
+        return addresses
+    # From pinned memory, which the allocator keeps until the copy is done: no wait.
+    return addresses.pin_memory().to(device, non_blocking=True)
 
 
 def get_grouped_gemm_setup_workspace_size(num_tensors: int) -> int:

@@ -9,7 +9,6 @@ object file. Nothing here holds a token count.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -19,22 +18,27 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from te_grouped_mlp.op.backends.cutedsl import library
 from te_grouped_mlp.op.backends.cutedsl.keys import KernelKey
+from te_grouped_mlp.op.backends.cutedsl.library import deprecations_ignored
 
 CACHE_SWITCH = "NVTE_GROUPED_MLP_CACHE"
 """Folder of the disk cache; by default te-grouped-mlp in the user's cache folder."""
 
-_ENTRY = "func"
+TARGET_SWITCH = "CUTE_DSL_ARCH"
+"""CuTe DSL's own variable: the architecture to compile for, such as sm_90a."""
+
 _PACKAGES = ("quack-kernels", "nvidia-cutlass-dsl", "apache-tvm-ffi")
 _WORKER_SECONDS = 120.0
 
 # A backward runs in a thread of autograd's, perhaps while another forward compiles.
 _one_at_a_time = threading.RLock()
 _loaded: dict[KernelKey, Callable[..., None]] = {}
+_named_target: str | None = None
 
 
 def kernel(key: KernelKey) -> Callable[..., None]:
@@ -68,7 +72,7 @@ def compile_ahead(keys: Iterable[KernelKey], workers: int | None = None) -> int:
 
 
 def _compile_ahead(keys: Iterable[KernelKey], workers: int | None) -> int:
-    missing = [key for key in dict.fromkeys(keys) if key not in _loaded and not _path(key).exists()]
+    missing = missing_of(keys)
     if not missing:
         return 0
     workers = min(len(missing), workers or os.cpu_count() or 1, 16)
@@ -76,8 +80,7 @@ def _compile_ahead(keys: Iterable[KernelKey], workers: int | None) -> int:
         for key in missing:
             kernel(key)
         return len(missing)
-    target()  # fixed here, so that a worker asks no driver for it
-    _builder()  # imported here, so that the workers need not
+    _builder()  # imported here, so that the workers need not; it also fixes the target
     context = multiprocessing.get_context("fork")
     shares = [missing[i::workers] for i in range(workers)]
     with warnings.catch_warnings():
@@ -93,26 +96,43 @@ def _compile_ahead(keys: Iterable[KernelKey], workers: int | None) -> int:
     return sum(_path(key).exists() for key in missing)
 
 
+def missing_of(keys: Iterable[KernelKey]) -> list[KernelKey]:
+    """Return the different kernels of `keys` that are neither in memory nor on disk."""
+    return [key for key in dict.fromkeys(keys) if key not in _loaded and not _path(key).exists()]
+
+
+def name_target(name: str) -> None:
+    """Compile for `name`, such as sm_90a, from now on, whatever GPU this machine has."""
+    global _named_target
+    _named_target = name
+    for cached in (target, target_arch, _fingerprint, _builder):
+        cached.cache_clear()
+
+
 @functools.cache
 def target_arch() -> int:
     """Return the major compute capability that this process compiles for."""
     return int("".join(filter(str.isdigit, target()))) // 10
 
 
+@functools.cache
 def target() -> str:
-    """Return the architecture that this process compiles for, such as sm_90a; fixes it."""
-    with deprecations_ignored():
-        from cutlass.cutlass_dsl import CuTeDSL
+    """Return the architecture that this process compiles for, such as sm_90a.
 
-    return str(CuTeDSL._get_dsl().envar.arch)
+    CuTe DSL would find the same, but importing it takes longer than loading a layer's kernels.
 
+    Raises:
+        RuntimeError: There is no GPU, and none is named.
+    """
+    import torch
 
-@contextlib.contextmanager
-def deprecations_ignored() -> Iterator[None]:
-    """Keep the deprecation warnings that the kernel packages cause in each other from our user."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        yield
+    named = _named_target or os.environ.get(TARGET_SWITCH)
+    if named:
+        return named
+    if not torch.cuda.is_available():
+        raise RuntimeError(f"no CUDA device is visible; allowed: name one by {TARGET_SWITCH}")
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
 def cache_folder() -> Path:
@@ -126,15 +146,25 @@ def cache_folder() -> Path:
 
 @functools.cache
 def _fingerprint() -> str:
-    """Hash what generated code depends on: our sources, the compilers and Python."""
+    """Hash what generated code and its form depend on: our sources, the compilers and Python."""
     digest = hashlib.sha256(f"{sys.version_info[:2]} {target()}".encode())
     for package in _PACKAGES:
         digest.update(f"{package}={importlib.metadata.version(package)}".encode())
     here = Path(__file__).parent
-    sources = (here / "keys.py", here / "config.py", *sorted((here / "kernels").glob("*.py")))
+    sources = (
+        here / "compile.py",
+        here / "keys.py",
+        here / "config.py",
+        *sorted((here / "kernels").glob("*.py")),
+    )
     for source in sources:
         digest.update(source.name.encode() + source.read_bytes())
     return digest.hexdigest()[:24]
+
+
+def _entry(path: Path) -> str:
+    """Return a kernel's name: its own, so that a damaged object cannot find another's."""
+    return f"kernel_{path.stem}"
 
 
 def _path(key: KernelKey) -> Path:
@@ -144,24 +174,24 @@ def _path(key: KernelKey) -> Path:
 @functools.cache
 def _builder() -> Callable[[KernelKey], Any]:
     with deprecations_ignored():
+        from cutlass.cutlass_dsl import CuTeDSL
+
+        # Set, or a forked worker would ask the driver.
+        CuTeDSL._get_dsl().envar.arch = target()
         from te_grouped_mlp.op.backends.cutedsl.kernels.build import build
     return build
 
 
 def _from_disk(key: KernelKey) -> Callable[..., None] | None:
+    """Load the library of a kernel, or else its object, which needs the compiler's packages."""
     path = _path(key)
     if not path.exists():
         return None
-    with deprecations_ignored():
-        import cutlass.cute as cute
-
     try:
-        module = cute.runtime.load_module(str(path), enable_tvm_ffi=True)
-        found: Callable[..., None] = module[_ENTRY]
+        return library.load(path, _entry(path))
     except Exception:  # a damaged object is a miss; compiling again replaces it
         path.unlink(missing_ok=True)
         return None
-    return found
 
 
 def _compile(key: KernelKey) -> Callable[..., None]:
@@ -184,7 +214,10 @@ def _export(compiled: Any, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             draft = Path(folder) / path.name
-            compiled.export_to_c(object_file_path=str(draft), function_name=_ENTRY)
+            compiled.export_to_c(object_file_path=str(draft), function_name=_entry(path))
+            linked = library.link(draft)
+            if linked is not None:
+                os.replace(linked, library.beside(path))
             os.replace(draft, path)
     except OSError as error:
         warnings.warn(f"{path} cannot be written, so it is compiled anew: {error}", stacklevel=2)

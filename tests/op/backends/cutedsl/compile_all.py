@@ -49,9 +49,9 @@ def main(target: str, folder: Path) -> None:
     os.environ["CUTE_DSL_ARCH"] = target
     os.environ["CUTE_DSL_KEEP"] = "ptx,cubin"
     os.environ["CUTE_DSL_DUMP_DIR"] = str(folder)
-    from te_grouped_mlp.op.backends.cutedsl import compile as kernels
+    from te_grouped_mlp.op.backends.cutedsl import library
 
-    with kernels.deprecations_ignored():
+    with library.deprecations_ignored():
         from te_grouped_mlp.op.backends.cutedsl.kernels.build import build
 
         for name, key in wanted(ARCHITECTURES[target]).items():

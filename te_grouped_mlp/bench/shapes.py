@@ -1,6 +1,6 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The shapes of the GPU benchmarks and their inputs."""
+"""The shapes of the GPU benchmark and their inputs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ SHAPES = (
     Shape(128, 2048, 768, 65536),
     Shape(32, 7168, 2048, 32768),
     Shape(8, 4096, 14336, 16384),
+    Shape(1, 2048, 4096, 16384),
 )
+"""Four layers of known models' sizes, and a shared expert: one group."""
 
 
 def uneven_splits(shape: Shape, seed: int = 0) -> list[int]:

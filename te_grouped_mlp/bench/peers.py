@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from benchmarks.gpu_shapes import Inputs
+from te_grouped_mlp.bench.shapes import Inputs
 
 Step = Callable[[], dict[str, torch.Tensor]]
 

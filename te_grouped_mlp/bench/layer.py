@@ -1,22 +1,21 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The native backend on the benchmark's inputs: whole steps, and single kernels in any tile."""
+"""The native backend on the benchmark's inputs: whole steps, and single kernels."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from benchmarks.gpu_shapes import Inputs, Shape
+from te_grouped_mlp.bench.shapes import Inputs, Shape
 from te_grouped_mlp.op.backends.base import DactEpilogue, Fc1Epilogue, GemmEpilogue
 from te_grouped_mlp.op.backends.cutedsl import keys
 from te_grouped_mlp.op.backends.cutedsl.backend import CuteDslBackend
 from te_grouped_mlp.op.backends.cutedsl.compile import target_arch
-from te_grouped_mlp.op.backends.cutedsl.config import Op, Tile
+from te_grouped_mlp.op.backends.cutedsl.config import Op
 from te_grouped_mlp.op.backends.cutedsl.keys import KernelKey
 from te_grouped_mlp.op.backends.cutedsl.launch import launcher
 from te_grouped_mlp.op.environment import Absent, Environment, Switches
@@ -38,27 +37,6 @@ from te_grouped_mlp.op.problem import (
 SPEC = ActivationSpec(Activation.SWIGLU, 32)
 _VERSIONS = {"quack": "0.6.5", "cutlass_dsl": "4.8.1", "triton": "3.6.0"}
 _BACKEND = CuteDslBackend()
-
-TILES = {
-    Op.FC1_ACT: (
-        Tile(128, 256, 2, 1), Tile(128, 256, 1, 2), Tile(128, 192, 1, 2, True),
-        Tile(128, 192, 1, 1, True), Tile(64, 256, 2, 1, True), Tile(128, 128, 1, 2, True),
-    ),
-    Op.FC2_FORWARD: (
-        Tile(128, 256, 2, 1), Tile(128, 256, 1, 2), Tile(128, 192, 2, 1, True),
-        Tile(128, 192, 1, 2, True), Tile(128, 128, 1, 2, True), Tile(64, 256, 2, 1, True),
-    ),
-    Op.DACT_DGRAD: (
-        Tile(128, 128, 1, 2, True), Tile(128, 128, 2, 1, True), Tile(128, 192, 1, 2, True),
-        Tile(64, 256, 2, 1, True), Tile(64, 256, 1, 2, True),
-    ),
-    Op.FC1_WGRAD: (
-        Tile(128, 192, 2, 1, True), Tile(128, 192, 1, 2, True), Tile(128, 128, 1, 2, True),
-        Tile(128, 256, 2, 1), Tile(64, 256, 2, 1, True),
-    ),
-}  # fmt: skip
-TILES[Op.FC1_DGRAD] = TILES[Op.FC2_FORWARD]
-TILES[Op.FC2_WGRAD] = TILES[Op.FC1_WGRAD]
 
 
 def problem_of(shape: Shape) -> Problem:
@@ -165,9 +143,11 @@ class UnitProbability:
         return {"y": y, "dprob": dprob, **unit.backward(activated, pre, dprob=False)}
 
 
-def layer_of(given: Inputs, *, accumulate: bool, grad: torch.dtype) -> Layer:
+def layer_of(
+    given: Inputs, *, accumulate: bool, grad: torch.dtype, deterministic: bool = False
+) -> Layer:
     """Wrap the inputs; weight gradients start at zero."""
-    plan = plan_of(given.shape)
+    plan = plan_of(given.shape, deterministic=deterministic)
     splits = Splits(given.counts, given.ends, given.offsets, {}, None)
 
     def tokens(values: torch.Tensor) -> GroupedOperand:
@@ -186,26 +166,6 @@ def layer_of(given: Inputs, *, accumulate: bool, grad: torch.dtype) -> Layer:
 def step_keys(shape: Shape, grad: DType, *, accumulate: bool) -> tuple[KernelKey, ...]:
     """What a step of `layer_of` compiles."""
     return keys.of_problem(problem_of(shape), target_arch(), grad=grad, accumulate=accumulate)
-
-
-def part_keys() -> dict[tuple[Op, Tile, str], KernelKey]:
-    """One key for each kernel, tile and variant of the parts' table."""
-    found = {}
-    for base in step_keys(Shape(1, 64, 64, 64), DType.FLOAT32, accumulate=True):
-        for tile in TILES.get(base.op, ()):
-            for variant, changes in _VARIANTS.get(base.op, {"": {}}).items():
-                found[base.op, tile, variant] = dataclasses.replace(base, tile=tile, **changes)
-    return found
-
-
-_WGRADS = {"fp32+=": {}, "bf16=": {"out": DType.BFLOAT16, "accumulate": False}}
-_VARIANTS: dict[Op, dict[str, dict[str, Any]]] = {
-    Op.DACT_DGRAD: {
-        "bare": {"scale": None, "dprob": False}, "scale": {"dprob": False}, "dprob": {},
-    },
-    Op.FC1_WGRAD: _WGRADS,
-    Op.FC2_WGRAD: _WGRADS,
-}  # fmt: skip
 
 
 def part(given: Inputs, key: KernelKey, buffers: dict[str, torch.Tensor]) -> Callable[[], None]:
@@ -245,3 +205,24 @@ def part_flops(shape: Shape, op: Op) -> float:
     """Operations of one kernel."""
     wide = 2 if op in (Op.FC1_ACT, Op.FC1_DGRAD, Op.FC1_WGRAD) else 1
     return 2.0 * shape.tokens * shape.hidden * shape.ffn * wide
+
+
+def part_bytes(shape: Shape, key: KernelKey) -> float:
+    """Bytes that one kernel must move: each input read once, each output written once."""
+    rows, hidden, ffn, wide = shape.tokens, shape.hidden, shape.ffn, 2 * shape.ffn
+    weight1, weight2 = shape.experts * wide * hidden, shape.experts * ffn * hidden
+    size = 4 if key.out is DType.FLOAT32 else 2
+    grad = (2 if key.accumulate else 1) * size
+    slots = 0
+    if key.dprob and key.tile is not None:
+        slots = 4 * rows * -(-ffn // key.tile.n)
+    return float(
+        {
+            Op.FC1_ACT: 2 * (rows * (hidden + wide + ffn) + weight1),
+            Op.FC2_FORWARD: 2 * (rows * (ffn + hidden) + weight2),
+            Op.DACT_DGRAD: 2 * (rows * (hidden + 2 * wide) + weight2) + slots,
+            Op.FC1_DGRAD: 2 * (rows * (wide + hidden) + weight1),
+            Op.FC1_WGRAD: 2 * rows * (wide + hidden) + grad * weight1,
+            Op.FC2_WGRAD: 2 * rows * (ffn + hidden) + grad * weight2,
+        }[key.op]
+    )

@@ -1,0 +1,121 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Host time of the fused op over the native kernels on a GPU, and the time of a first call.
+
+python -m benchmarks.gpu_host --experts 64     own time over a fused op that does nothing
+python -m benchmarks.gpu_host --first          seconds of the first step of this process
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from typing import Any
+
+os.environ.setdefault("NVTE_GROUPED_MLP_STANDALONE", "1")
+
+import torch
+
+from benchmarks import bench_host_time as host
+from tests.support import step
+from tests.support.step import StepCase
+
+
+def case_of(experts: int, hidden: int = 2048, ffn: int = 768) -> StepCase:
+    """A layer in bf16 without a recipe, a weight for each expert, main_grads."""
+    return StepCase(
+        splits=(64,) * experts, hidden=hidden, ffn=ffn, mxfp8=False, device="cuda", grad="fused"
+    )
+
+
+def model_of(case: StepCase) -> Any:
+    """The case's model; its main_grads lie on the GPU."""
+    model = step.make_model(case)
+    for parameter in model.parameters():
+        shape = tuple(parameter.shape)
+        parameter.main_grad = torch.zeros(shape, dtype=torch.float32, device="cuda")
+    return model
+
+
+class Wall:
+    """Counts the time until one method of one object returns, in milliseconds."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.ms = 0.0
+        inner = getattr(owner, name)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            begin = time.perf_counter()
+            result = inner(*args, **kwargs)
+            self.ms = (time.perf_counter() - begin) * 1e3
+            return result
+
+        setattr(owner, name, run)
+
+
+def own_ms(experts: int, runs: int) -> dict[str, dict[str, float]]:
+    """Return the op's own time in each pass, above that of an op that does nothing."""
+    case = case_of(experts)
+    model, inputs = model_of(case), step.make_inputs(case)
+    fused_runs: list[Any] = []
+    step.run_model(model, case, inputs)
+    fused = step.fused_op(model)
+    assert type(fused).__name__.startswith("GroupedMLP_CuTeGEMM")
+    inner = fused.fuser_backward
+    fused.fuser_backward = lambda *args, **kwargs: (
+        fused_runs.append(inner(*args, **kwargs)) or fused_runs[-1]
+    )
+    y = step.run_model(model, case, inputs)
+    del fused.fuser_backward
+    empty = host.empty_model(case, fused_runs[0], y)
+    timers = {
+        each: [Wall(step.fused_op(each), f"fuser_{name}") for name in host.PASSES]
+        for each in (model, empty)
+    }
+    times: dict[Any, list[list[float]]] = {model: [], empty: []}
+    for run in range(-10, runs):
+        for each, row in times.items():
+            torch.cuda.synchronize()
+            out = step.forward(each, case, inputs)
+            torch.cuda.synchronize()
+            out.backward(inputs.dy)
+            if run >= 0:
+                row.append([timer.ms for timer in timers[each]])
+    found = {}
+    for index, name in enumerate(host.PASSES):
+        own = [a[index] - b[index] for a, b in zip(*times.values(), strict=True)]
+        low, median, high = statistics.quantiles(own, n=4)
+        found[name] = {"own_ms": median, "q1_ms": low, "q3_ms": high}
+    return found
+
+
+def first() -> dict[str, float]:
+    """Return the seconds of the first step: what it compiles or loads, and runs."""
+    case = case_of(8, 2048, 4096)
+    model, inputs = model_of(case), step.make_inputs(case)
+    # The GPU's own start is no part of it.
+    (torch.randn(64, 64, device="cuda") @ torch.randn(64, 64, device="cuda")).sum().item()
+    times = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        step.run_model(model, case, inputs)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begin)
+    return {"first_s": times[0], "second_s": times[1], "third_s": times[2]}
+
+
+def main() -> None:
+    """Print one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--experts", type=int, default=64)
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--first", action="store_true")
+    given = parser.parse_args()
+    print(json.dumps(first() if given.first else own_ms(given.experts, given.runs)))
+
+
+if __name__ == "__main__":
+    main()

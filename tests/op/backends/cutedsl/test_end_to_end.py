@@ -1,0 +1,156 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The fused op on a Hopper GPU in bf16: Transformer Engine's ops over the native kernels.
+
+Where Transformer Engine's extension is absent it runs standalone.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from te_grouped_mlp.op import decisions
+from tests.op.backends.cutedsl.test_gpu import checksums
+from tests.support import step
+from tests.support.step import StepCase
+
+# Read when Transformer Engine is first imported; where its extension is there it has no effect.
+os.environ.setdefault("NVTE_GROUPED_MLP_STANDALONE", "1")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.sm90,
+    pytest.mark.usefixtures("fused_switch", "hostile_memory"),
+]
+
+# Three products in a row with bf16 between them; a clamp's derivative jumps with the last bit.
+BOUND, CLAMPED_BOUND = 0.03, 0.12
+START = 3.0
+ODD = StepCase(
+    splits=(0, 129, 1, 300, 0, 127, 32),
+    buffer_rows=640,
+    hidden=256,
+    ffn=192,
+    fill=float("nan"),
+    grad="fused",
+    fine_prob=True,
+    mxfp8=False,
+    device="cuda",
+)
+BIASES = {"nobias": {}, "bias": {"bias": True}, "scaled": {"bias": True, "scale_bias": True}}
+
+
+def model_of(case):
+    """The case's model; main_grads lie on the GPU and start at START."""
+    model = step.make_model(case)
+    for parameter in model.parameters():
+        if getattr(parameter, "main_grad", None) is not None:
+            shape = tuple(parameter.shape)
+            parameter.main_grad = torch.full(shape, START, dtype=torch.float32, device="cuda")
+    return model
+
+
+def run(case, model=None, inputs=None):
+    """Run one step in our fused op over the native backend; results by name."""
+    model = model_of(case) if model is None else model
+    inputs = step.make_inputs(case) if inputs is None else inputs
+    y = step.run_model(model, case, inputs)
+    assert type(step.fused_op(model)).__name__.startswith("GroupedMLP_CuTeGEMM")
+    assert decisions.explain()[-1].path == "cutedsl", decisions.explain()
+    return step.collect(case, model, inputs, y)
+
+
+def compared(case, found):
+    """Results on the CPU, without what the main_grads held before."""
+    moved = {name: None if value is None else value.cpu() for name, value in found.items()}
+    if case.grad != "grad":
+        for name in ("dW1", "dW2"):
+            moved[name] = moved[name].view(len(case.splits), *moved[name].shape[-2:]) - START
+    return moved
+
+
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("activation", step.ACTIVATIONS)
+def test_a_step_against_float64(activation, bias):
+    case = ODD.but(activation=activation, **BIASES[bias])
+    found = run(case)
+    for name in ("y", "dx", "dprob"):
+        assert not found[name][case.live :].any(), name
+    wanted, bound = step.reference(case.but(device="cpu")), BOUND
+    if activation == "qgeglu":
+        # Jumps add up over the rows while the sum cancels: nothing useful can be said of db1.
+        wanted["db1"], bound = None, CLAMPED_BOUND
+    step.assert_close(case, compared(case, found), wanted, bound)
+
+
+@pytest.mark.parametrize("weight", ["discrete", "grouped"])
+@pytest.mark.parametrize("grad", ["grad", "fused"])
+@pytest.mark.parametrize("interleave", [32, None])
+def test_parameters_as_users_have_them(weight, grad, interleave):
+    case = ODD.but(weight=weight, bias_weight="discrete", grad=grad, interleave=interleave)
+    wanted = step.reference(case.but(device="cpu"))
+    found = compared(case, run(case))
+    step.assert_close(case, found, wanted, BOUND)
+
+
+@pytest.mark.parametrize("prob", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_probabilities_keep_their_type(prob):
+    case = ODD.but(prob_dtype=prob, fine_prob=False, **BIASES["scaled"])
+    found = run(case)
+    assert found["dprob"].dtype is prob
+    bound = BOUND if prob is torch.float32 else 2 * BOUND
+    moved = compared(case, found)
+    step.assert_close(case, moved, step.reference(case.but(device="cpu")), bound)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
+@pytest.mark.parametrize("bias", ["nobias", "scaled"])
+def test_a_step_waits_for_nothing(bias):
+    case = ODD.but(**BIASES[bias])
+    model, inputs = model_of(case), step.make_inputs(case)
+    run(case, model, inputs)
+    torch.cuda.synchronize()
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        step.run_model(model, case, inputs)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("bias", ["nobias", "scaled"])
+def test_deterministic_mode_changes_no_bit(bias, monkeypatch):
+    case = ODD.but(**BIASES[bias])
+    want = run(case)
+    monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")
+    step.assert_same(run(case), want)
+    monkeypatch.delenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO")
+    torch.use_deterministic_algorithms(True)
+    try:
+        step.assert_same(run(case), want)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("deterministic", ["0", "1"], ids=["deterministic", "default"])
+@pytest.mark.parametrize("repeats", [12, 50])
+def test_replay_of_a_layer_beside_a_loaded_stream(repeats, deterministic, monkeypatch):
+    monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", deterministic)
+    splits = (517, 1023, 384, 129, 640, 31, 901, 471)
+    case = ODD.but(splits=splits, buffer_rows=None, hidden=2048, ffn=4096, grad="grad")
+    model, inputs = model_of(case), step.make_inputs(case)
+    side, load = torch.cuda.Stream(), torch.randn(2048, 2048, device="cuda")
+    seen = {}
+    for index in range(repeats):
+        with torch.cuda.stream(side):
+            for _ in range(index % 5):
+                load = load @ load * 1e-3
+        for tensor in (*model.parameters(), inputs.x, inputs.prob):
+            tensor.grad = None
+        for name, value in run(case, model, inputs).items():
+            if value is not None:
+                seen.setdefault(name, []).append(checksums(value.contiguous()))
+    distinct = {name: len({str(each.tolist()) for each in found}) for name, found in seen.items()}
+    assert distinct == dict.fromkeys(("y", "dx", "dprob", "dW1", "dW2"), 1)
