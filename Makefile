@@ -14,6 +14,8 @@ TE ?= transformer-engine==2.20.2
 EXTRAS ?= standalone,dev
 PIP_ARGS ?=
 PYTEST_ARGS ?=
+# Tests run in this many processes, one thread of torch each.
+JOBS ?= 2
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -48,10 +50,10 @@ repro: venv
 	$(VENV)/bin/te-grouped-mlp repro
 
 test: venv
-	$(PY) -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) $(PYTEST_ARGS)
 
 test-slow: venv
-	$(PY) -m pytest -m "slow or not slow" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) -m "slow or not slow" $(PYTEST_ARGS)
 
 test-gpu: venv
 	$(PY) -m pytest -m "gpu or sm90 or sm100" $(PYTEST_ARGS)

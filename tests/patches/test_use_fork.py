@@ -49,12 +49,9 @@ def look(site: Path, prelude: str = "", **environment: str) -> str:
     """Import TE in a process of its own and say what it uses."""
     code = f"""
 import sys
+import te_grouped_mlp
+te_grouped_mlp.__path__.append({PATCHES_PARENT!r})
 {prelude}
-try:
-    import te_grouped_mlp
-    te_grouped_mlp.__path__.append({PATCHES_PARENT!r})
-except ImportError:
-    pass  # the package is absent here
 from transformer_engine.pytorch.ops import fused
 module = sys.modules["transformer_engine.pytorch.ops.fused.grouped_mlp"]
 print(fused.GroupedMLP_CuTeGEMMGLU == "ours", fused.grouped_mlp is module,
@@ -105,6 +102,8 @@ class Blocker:
         if name == "te_grouped_mlp":
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Blocker)
+for name in [name for name in sys.modules if name.split(".")[0] == "te_grouped_mlp"]:
+    del sys.modules[name]
 """
     assert look(site, without) == UPSTREAM
 

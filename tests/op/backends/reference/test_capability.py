@@ -93,7 +93,11 @@ def test_every_launch_is_deterministic(activation):
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("known", [None, frozenset(), EVERY_WRAPPER, {"glu", "quant"}], ids=str)
+@pytest.mark.parametrize(
+    "known",
+    [None, frozenset(), EVERY_WRAPPER, {"glu", "quant"}],
+    ids=["no frontend", "none", "every", "glu and quant"],
+)
 def test_extents_follow_the_wrappers(activation, known):
     problem, call = facts(activation)
     gated = problem.activation.is_gated
