@@ -90,7 +90,8 @@ def questions() -> Iterator[Question]:
 
 def names(device: str = "cuda") -> tuple[str, ...]:
     """Return our backends in the order in which they are asked about tensors on a device."""
-    left_out = backends.GPU_ONLY if device == "cpu" else frozenset()
+    named, gpu = backends.NAMED_ONLY, backends.GPU_ONLY
+    left_out = named | gpu if device == "cpu" else named
     return tuple(name for name in backends.CLASSES if name not in left_out)
 
 
@@ -132,7 +133,9 @@ def answer(question: Question, env: Environment) -> Answer:
     problem = problem_of(question, env)
     requested = env.switches.backend
     ours = (
-        names(problem.device) if requested == _AUTO else tuple(n for n in names() if n == requested)
+        names(problem.device)
+        if requested == _AUTO
+        else tuple(n for n in backends.CLASSES if n == requested)
     )
     refusals: list[tuple[str, Reject]] = []
     able = []

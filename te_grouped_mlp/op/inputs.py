@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ from te_grouped_mlp.op.te_adapter import (
     parameters,
 )
 
+_LARGEST_TILE = 256
 UNIT_SCALE_ATTRIBUTE = "_grouped_mlp_unit_activation_scale"
 INPUT_CARRIER_ATTRIBUTE = "ep_mxfp8_carrier_input"
 GRAD_CARRIER_ATTRIBUTE = "ep_mxfp8_carrier_grad"
@@ -215,6 +217,7 @@ def read_call(
         unit_scale=inputs.prob is None,
         deterministic=determinism_requested(env.switches),
         format=format_of(problem),
+        split_multiple=None if host_splits is None else math.gcd(*host_splits, _LARGEST_TILE),
     )
 
 

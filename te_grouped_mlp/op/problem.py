@@ -149,6 +149,8 @@ class Call:
         unit_scale: The activation scale is one and its tensor is not used.
         deterministic: Bit-identical results are demanded.
         format: Of the operands of the matrix products.
+        split_multiple: The largest power of two up to 256 that divides every split that the host
+            can read; None where it cannot.
     """
 
     rows: int
@@ -160,6 +162,7 @@ class Call:
     unit_scale: bool
     deterministic: bool
     format: Format
+    split_multiple: int | None = None
 
     def wants(self, *outputs: Output) -> bool:
         """Whether any of `outputs` is asked for."""

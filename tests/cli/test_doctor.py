@@ -115,10 +115,10 @@ def test_every_reason_has_a_remedy() -> None:
 
 
 def test_backends_are_asked_in_the_order_of_the_selection() -> None:
-    from te_grouped_mlp.op import selection
+    from te_grouped_mlp.op import environment, selection
 
-    selected = [name for name in selection.NAMES if name != selection.UPSTREAM]
-    assert [name for name in paths.names() if name in selected] == selected
+    for device in ("cpu", "cuda"):
+        assert paths.names(device) == selection.candidates(environment.current(), device)
 
 
 def _machine(**changes: object) -> Environment:

@@ -234,6 +234,7 @@ CHANGES: list[dict[str, Any]] = [
     {"input_kind": TensorKind.PREQUANTIZED},
     {"unit_scale": True},
     {"deterministic": True},
+    {"split_multiple": 128},
 ]
 
 

@@ -57,7 +57,7 @@ _ARGUMENTS = {
     "wgrad": """a_tensor b_tensor sfa_tensor sfb_tensor offsets_tensor output_mode='dense'
         wgrad_tensor=None wgrad_ptrs=None global_scale_a=None global_scale_b=None acc_dtype=None
         wgrad_dtype=None mma_tiler_mn=(256,256) cluster_shape_mn=None sf_vec_size=16
-        accumulate_on_output=False input_order='tensor_2d'@1.24.0 current_stream=None
+        accumulate_on_output=False input_order='tensor2d'@1.24.0 current_stream=None
         sf_fp8_dtype_override=None@1.28.0 * descriptor_workspace=None@1.30.0""",
     "glu_hadamard": f"""a_tensor b_tensor=None sfa_tensor=None sfb_tensor=None padded_offsets=None
         alpha_tensor=None prob_tensor=None bias_tensor=None {_POINTERS} acc_dtype=None c_dtype=None

@@ -54,7 +54,7 @@ def _wgrad_targets(k: SimpleNamespace, count: int, shape: tuple[int, int]) -> li
 
 
 def workspace_size(
-    num_experts: int, *, output_mode: str = "dense", input_order: str = "tensor_2d"
+    num_experts: int, *, output_mode: str = "dense", input_order: str = "tensor2d"
 ) -> int:
     """Return the size in bytes of the wgrad kernel's descriptor workspace."""
     del input_order

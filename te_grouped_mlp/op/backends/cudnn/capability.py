@@ -194,6 +194,12 @@ def _call_refusals(call: Call) -> Iterator[Reject]:
     if call.rows % ROWS_MULTIPLE:
         detail = f"rows is {call.rows}; allowed: multiples of {ROWS_MULTIPLE}"
         yield Reject(Reason.ALIGNMENT, detail)
+    if call.split_multiple is not None and call.split_multiple % ROWS_MULTIPLE:
+        detail = (
+            f"what divides all splits is {call.split_multiple}; allowed: multiples of "
+            f"{ROWS_MULTIPLE}"
+        )
+        yield Reject(Reason.ALIGNMENT, detail)
 
 
 def _launches(problem: Problem, call: Call, env: Environment) -> Iterator[Launch]:
