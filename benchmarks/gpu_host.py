@@ -9,8 +9,11 @@ python -m benchmarks.gpu_host --first          seconds of the first step of this
 from __future__ import annotations
 
 import argparse
+import cProfile
+import functools
 import json
 import os
+import pstats
 import statistics
 import time
 from typing import Any
@@ -20,23 +23,35 @@ os.environ.setdefault("NVTE_GROUPED_MLP_STANDALONE", "1")
 import torch
 
 from benchmarks import bench_host_time as host
+from te_grouped_mlp.bench.timing import Clock
 from tests.support import step
 from tests.support.step import StepCase
 
 
-def case_of(experts: int, hidden: int = 2048, ffn: int = 768) -> StepCase:
-    """A layer in bf16 without a recipe, a weight for each expert, main_grads."""
+def case_of(experts: int, weight: str = "discrete", hidden: int = 2048, ffn: int = 768) -> StepCase:
+    """A layer in bf16 without a recipe, with main_grads."""
     return StepCase(
-        splits=(64,) * experts, hidden=hidden, ffn=ffn, mxfp8=False, device="cuda", grad="fused"
-    )
+        splits=(64,) * experts, hidden=hidden, ffn=ffn, mxfp8=False, device="cuda", grad="fused",
+        weight=weight, bias_weight="discrete",
+    )  # fmt: skip
 
 
-def model_of(case: StepCase) -> Any:
-    """The case's model; its main_grads lie on the GPU."""
+def model_of(case: StepCase, *, packed: bool = False) -> Any:
+    """The case's model; its main_grads lie on the GPU, `packed` for those of a linear in a row.
+
+    Frameworks keep main_grads in one buffer; so may weights lie, whose storage is moved there.
+    """
     model = step.make_model(case)
-    for parameter in model.parameters():
-        shape = tuple(parameter.shape)
-        parameter.main_grad = torch.zeros(shape, dtype=torch.float32, device="cuda")
+    for op in (model[0], model[2]):
+        found = [value for name, value in op.named_parameters() if name.startswith("weight")]
+        shape = (len(found), *found[0].shape)
+        grads = torch.zeros(shape, dtype=torch.float32, device="cuda").unbind(0)
+        values = torch.empty(shape, dtype=torch.bfloat16, device="cuda").unbind(0)
+        for index, parameter in enumerate(found):
+            parameter.main_grad = grads[index] if packed else grads[index].clone()
+            if packed and len(found) > 1:
+                values[index].copy_(parameter.data)
+                parameter.data = values[index]
     return model
 
 
@@ -56,10 +71,10 @@ class Wall:
         setattr(owner, name, run)
 
 
-def own_ms(experts: int, runs: int) -> dict[str, dict[str, float]]:
+def own_ms(experts: int, runs: int, weight: str, packed: bool) -> dict[str, dict[str, float]]:
     """Return the op's own time in each pass, above that of an op that does nothing."""
-    case = case_of(experts)
-    model, inputs = model_of(case), step.make_inputs(case)
+    case = case_of(experts, weight)
+    model, inputs = model_of(case, packed=packed), step.make_inputs(case)
     fused_runs: list[Any] = []
     step.run_model(model, case, inputs)
     fused = step.fused_op(model)
@@ -92,9 +107,33 @@ def own_ms(experts: int, runs: int) -> dict[str, dict[str, float]]:
     return found
 
 
+def profile(experts: int, weight: str, packed: bool) -> None:
+    """Print where the host's time goes in each pass."""
+    case = case_of(experts, weight)
+    model, inputs = model_of(case, packed=packed), step.make_inputs(case)
+    step.run_model(model, case, inputs)
+    fused = step.fused_op(model)
+    seen = {name: cProfile.Profile() for name in host.PASSES}
+    for name, found in seen.items():
+        inner = getattr(fused, f"fuser_{name}")
+        setattr(fused, f"fuser_{name}", functools.partial(found.runcall, inner))
+    for _ in range(100):
+        torch.cuda.synchronize()
+        step.run_model(model, case, inputs)
+    for found in seen.values():
+        pstats.Stats(found).sort_stats("tottime").print_stats(14)
+
+
+def device_ms(packed: bool) -> dict[str, float]:
+    """Return the device time of a whole step through Transformer Engine on the first shape."""
+    case = case_of(8, ffn=4096).but(splits=(2048,) * 8)
+    model, inputs = model_of(case, packed=packed), step.make_inputs(case)
+    return Clock().device(lambda: step.run_model(model, case, inputs)).as_dict()
+
+
 def first() -> dict[str, float]:
     """Return the seconds of the first step: what it compiles or loads, and runs."""
-    case = case_of(8, 2048, 4096)
+    case = case_of(8, ffn=4096)
     model, inputs = model_of(case), step.make_inputs(case)
     # The GPU's own start is no part of it.
     (torch.randn(64, 64, device="cuda") @ torch.randn(64, 64, device="cuda")).sum().item()
@@ -112,9 +151,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--experts", type=int, default=64)
     parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--weight", choices=("discrete", "grouped"), default="discrete")
+    parser.add_argument("--packed", action="store_true", help="experts lie in a row")
+    parser.add_argument("--device", action="store_true", help="device time of a whole step")
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--first", action="store_true")
     given = parser.parse_args()
-    print(json.dumps(first() if given.first else own_ms(given.experts, given.runs)))
+    if given.device:
+        print(json.dumps(device_ms(given.packed)))
+        return
+    layer = (given.weight, given.packed)
+    if given.profile:
+        profile(given.experts, *layer)
+        return
+    print(json.dumps(first() if given.first else own_ms(given.experts, given.runs, *layer)))
 
 
 if __name__ == "__main__":

@@ -110,11 +110,9 @@ def steps(shape: Shape, clock: Clock, with_peers: bool = True) -> Report:
         except Exception as error:
             works.pop(name, None)
             found[name] = {"error": repr(error)[:300]}
-    for name, taken in clock.compare(works, runs=13).items():
-        found[name].update(taken.as_dict())
-    for row in found.values():
-        if "median" in row and "median" in found[OURS]:
-            row["ratio"] = row["median"] / found[OURS]["median"]
+    times = clock.compare(works, runs=21)
+    for name, taken in times.items():
+        found[name].update(taken.as_dict(), ratio=taken.over(times[OURS]))
     return found
 
 

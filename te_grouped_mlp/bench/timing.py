@@ -23,10 +23,18 @@ class Time:
     median: float
     spread: float
     runs: int
+    all: tuple[float, ...] = ()
 
     def as_dict(self) -> dict[str, float]:
-        """For JSON."""
-        return asdict(self)
+        """For JSON, without the single runs."""
+        return {name: value for name, value in asdict(self).items() if name != "all"}
+
+    def over(self, other: Time) -> float:
+        """The median of this time over another that was taken in turns with it, run by run.
+
+        A GPU whose clocks drift slows both of a pair.
+        """
+        return statistics.median(a / b for a, b in zip(self.all, other.all, strict=True))
 
 
 class Clock:
@@ -81,7 +89,7 @@ class Clock:
 
 def _summary(times: list[float]) -> Time:
     quartiles = statistics.quantiles(times, n=4)
-    return Time(statistics.median(times), quartiles[2] - quartiles[0], len(times))
+    return Time(statistics.median(times), quartiles[2] - quartiles[0], len(times), tuple(times))
 
 
 def ceilings(clock: Clock) -> dict[str, float]:

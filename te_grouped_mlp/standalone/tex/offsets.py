@@ -48,6 +48,18 @@ def bulk_allocate(
             f"bulk_allocate: {len(shapes)} shapes, {len(dtypes)} dtypes, {len(alignments)} "
             "alignments; allowed: equally many"
         )
+    return _carve(shapes, dtypes, device, alignments)
+
+
+def _carve(
+    shapes: Sequence[Sequence[int]],
+    dtypes: Sequence[torch.dtype],
+    device: torch.device | str | None,
+    alignments: Sequence[int],
+    *,
+    zero: bool = False,
+) -> list[torch.Tensor]:
+    """Do the work of `bulk_allocate`; `zero` fills the whole buffer by one launch."""
     starts: list[int] = []
     end = 0
     for shape, dtype, alignment in zip(shapes, dtypes, alignments, strict=True):
@@ -55,6 +67,8 @@ def bulk_allocate(
         end = starts[-1] + math.prod(shape) * dtype.itemsize
     widest = max([1, *alignments])
     raw = memory.empty((end + widest,), torch.uint8, device or "cpu")
+    if zero:
+        raw.zero_()
     base = -raw.data_ptr() % widest
     return [
         raw[base + start : base + start + math.prod(shape) * dtype.itemsize]
@@ -122,19 +136,20 @@ def splits_to_offsets_multi(
     counts = split_sizes.to(device=device, dtype=torch.int64)
     shapes = [(counts.numel() + int(zero),) for zero in include_leading_zero]
     if bulk_allocate:
-        results = _allocate(shapes, dtypes, device, [_ALIGNMENT] * len(shapes))
+        results = _carve(shapes, dtypes, device, [_ALIGNMENT] * len(shapes), zero=True)
     else:
         results = [memory.empty(s, d, device) for s, d in zip(shapes, dtypes, strict=True)]
     ends = torch.cumsum(counts, dim=0)
     for out, stride, zero in zip(results, strides, include_leading_zero, strict=True):
-        if zero:
+        if zero and not bulk_allocate:
             out[:1].zero_()
-        # In int64, and only then to the result's type; the factor is no tensor to be copied.
-        out[int(zero) :].copy_(ends if stride == 1 else ends * int(stride))
+        part = out[1:] if zero else out
+        # In int64, and only then to the result's type.
+        if out.dtype is torch.int64:
+            torch.mul(ends, int(stride), out=part)
+        else:
+            part.copy_(ends if stride == 1 else ends * int(stride))
     return counts, results
-
-
-_allocate = bulk_allocate
 
 
 @tex_function_on_gpu_too

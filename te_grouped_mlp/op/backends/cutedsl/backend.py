@@ -175,21 +175,17 @@ class CuteDslBackend:
         op, shape = _WGRADS[kernel], (dy.shape[1], x.shape[1])
         d, members = arguments.target_of(target, plan.layout.num_groups, shape)
         left, right = arguments.rows_of(dy, "dy"), arguments.rows_of(x, "x")
-        out = _dtype(d)
+        out, adds = _dtype(d), arguments.kernel_adds(target, members)
         assert out is not None
         if plan.layout.buffer_rows:
             launch = launcher_of(
-                plan.problem, left.device.index, keys.wgrad, target_arch(),
-                op, out, target.accumulate,
-            )  # fmt: skip
-            launch(
-                left.t(), right.t(), d, d if target.accumulate else None,
-                arguments.int32_offsets(dy.splits),
-            )  # fmt: skip
-        elif not target.accumulate:
+                plan.problem, left.device.index, keys.wgrad, target_arch(), op, out, adds
+            )
+            launch(left.t(), right.t(), d, d if adds else None, arguments.int32_offsets(dy.splits))
+        elif not adds:
             d.zero_()
-        for member, result in zip(members, d.unbind(0) if members else (), strict=True):
-            member.copy_(result)
+        if members:
+            arguments.deliver(d, members, target.accumulate and not adds)
 
 
 def _finished(

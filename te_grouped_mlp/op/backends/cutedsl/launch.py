@@ -109,8 +109,8 @@ def launcher_of(
 def prepare(problem: Problem, prob: DType | None) -> None:
     """Compile, side by side, what a training step of `problem` will need; once per problem.
 
-    The types of weight gradients are a guess (fp32 and added to where there is a `main_grad`); a
-    kernel that was not foreseen is compiled when it is first launched.
+    The types of weight gradients are a guess (fp32 where there is a `main_grad`, for both ways to
+    write it); a kernel that was not foreseen is compiled when it is first launched.
     """
     if id(problem) in _prepared:
         return
@@ -120,9 +120,12 @@ def prepare(problem: Problem, prob: DType | None) -> None:
     main_grad = problem.fc1.main_grad
     grad = DType.FLOAT32 if main_grad else DType.BFLOAT16
     arch = kernels.target_arch()
-    kernels.compile_ahead(
-        keys.of_problem(problem, arch, prob=prob, grad=grad, accumulate=main_grad)
-    )
+    wanted = [
+        key
+        for accumulate in ((True, False) if main_grad else (False,))
+        for key in keys.of_problem(problem, arch, prob=prob, grad=grad, accumulate=accumulate)
+    ]
+    kernels.compile_ahead(wanted)
 
 
 def finish_rows(slots: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:

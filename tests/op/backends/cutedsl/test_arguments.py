@@ -79,11 +79,27 @@ def test_equal_addresses_with_another_dtype_are_seen():
     )
 
 
-def test_a_target_without_a_view_is_copied_and_named_for_copying_back():
-    members = tuple(torch.randn(SHAPE) for _ in range(3))
-    stacked, back = arguments.target_of(WgradTarget(members, True), 3, SHAPE)
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_target_without_a_view_gets_its_result_afterwards(dtype, accumulate):
+    members = tuple(torch.randn(SHAPE).to(dtype) for _ in range(3))
+    before = torch.stack(members)
+    target = WgradTarget(members, accumulate)
+    out, back = arguments.target_of(target, 3, SHAPE)
     assert back is members
-    assert torch.equal(stacked, torch.stack(members))
+    assert out.shape == before.shape
+    kernel_adds = arguments.kernel_adds(target, back)
+    # bf16 is rounded once, by the kernel.
+    assert kernel_adds is (accumulate and dtype is torch.bfloat16)
+    product = torch.randn(before.shape)
+    # What the kernel does.
+    out.copy_(out.float() + product if kernel_adds else product)
+    arguments.deliver(out, back, accumulate and not kernel_adds)
+    want = (before.float() + product if accumulate else product).to(dtype)
+    assert torch.equal(torch.stack(members), want)
+
+
+def test_a_target_in_one_tensor_is_written_itself():
     whole = torch.randn(3, *SHAPE)
     same, back = arguments.target_of(WgradTarget(whole, True), 3, SHAPE)
     assert same is whole
