@@ -55,24 +55,36 @@ def model_of(case: StepCase, *, packed: bool = False) -> Any:
     return model
 
 
-class Wall:
-    """Counts the time until one method of one object returns, in milliseconds."""
+class Watch:
+    """Counts what one method of one object takes, in milliseconds: on the wall, and of the CPU."""
 
     def __init__(self, owner: Any, name: str) -> None:
-        self.ms = 0.0
+        self.wall = self.cpu = 0.0
         inner = getattr(owner, name)
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            begin = time.perf_counter()
+            begin, busy = time.perf_counter(), time.thread_time()
             result = inner(*args, **kwargs)
-            self.ms = (time.perf_counter() - begin) * 1e3
+            self.cpu = (time.thread_time() - busy) * 1e3
+            self.wall = (time.perf_counter() - begin) * 1e3
             return result
 
         setattr(owner, name, run)
 
 
-def own_ms(experts: int, runs: int, weight: str, packed: bool) -> dict[str, dict[str, float]]:
-    """Return the op's own time in each pass, above that of an op that does nothing."""
+def forget_gradients(model: Any, inputs: step.Inputs) -> None:
+    """Drop what autograd would add to; the main_grads stay."""
+    for tensor in (*model.parameters(), inputs.x, inputs.prob):
+        tensor.grad = None
+
+
+def own_ms(
+    experts: int, runs: int, weight: str, packed: bool, wait: bool
+) -> dict[str, dict[str, float]]:
+    """Return the op's own time in each pass, above that of an op that does nothing.
+
+    `wait` for the GPU before every step; else the host runs ahead of it, as in training.
+    """
     case = case_of(experts, weight)
     model, inputs = model_of(case, packed=packed), step.make_inputs(case)
     fused_runs: list[Any] = []
@@ -87,23 +99,27 @@ def own_ms(experts: int, runs: int, weight: str, packed: bool) -> dict[str, dict
     del fused.fuser_backward
     empty = host.empty_model(case, fused_runs[0], y)
     timers = {
-        each: [Wall(step.fused_op(each), f"fuser_{name}") for name in host.PASSES]
+        each: [Watch(step.fused_op(each), f"fuser_{name}") for name in host.PASSES]
         for each in (model, empty)
     }
     times: dict[Any, list[list[float]]] = {model: [], empty: []}
     for run in range(-10, runs):
         for each, row in times.items():
-            torch.cuda.synchronize()
-            out = step.forward(each, case, inputs)
-            torch.cuda.synchronize()
-            out.backward(inputs.dy)
+            forget_gradients(each, inputs)
+            if wait:
+                torch.cuda.synchronize()
+            step.run_model(each, case, inputs)
             if run >= 0:
-                row.append([timer.ms for timer in timers[each]])
+                row.append([value for watch in timers[each] for value in (watch.wall, watch.cpu)])
+        # The queue must not fill, or the host would wait inside a launch.
+        if run % 8 == 0:
+            torch.cuda.synchronize()
     found = {}
-    for index, name in enumerate(host.PASSES):
+    names = [f"{name} {clock}" for name in host.PASSES for clock in ("wall", "cpu")]
+    for index, name in enumerate(names):
         own = [a[index] - b[index] for a, b in zip(*times.values(), strict=True)]
         low, median, high = statistics.quantiles(own, n=4)
-        found[name] = {"own_ms": median, "q1_ms": low, "q3_ms": high}
+        found[name] = {"own_ms": round(median, 4), "q1_ms": round(low, 4), "q3_ms": round(high, 4)}
     return found
 
 
@@ -121,14 +137,19 @@ def profile(experts: int, weight: str, packed: bool) -> None:
         torch.cuda.synchronize()
         step.run_model(model, case, inputs)
     for found in seen.values():
-        pstats.Stats(found).sort_stats("tottime").print_stats(14)
+        pstats.Stats(found).sort_stats("cumtime").print_stats(24)
 
 
 def device_ms(packed: bool) -> dict[str, float]:
     """Return the device time of a whole step through Transformer Engine on the first shape."""
     case = case_of(8, ffn=4096).but(splits=(2048,) * 8)
     model, inputs = model_of(case, packed=packed), step.make_inputs(case)
-    return Clock().device(lambda: step.run_model(model, case, inputs)).as_dict()
+
+    def work() -> None:
+        forget_gradients(model, inputs)
+        step.run_model(model, case, inputs)
+
+    return Clock().device(work).as_dict()
 
 
 def first() -> dict[str, float]:
@@ -154,6 +175,7 @@ def main() -> None:
     parser.add_argument("--weight", choices=("discrete", "grouped"), default="discrete")
     parser.add_argument("--packed", action="store_true", help="experts lie in a row")
     parser.add_argument("--device", action="store_true", help="device time of a whole step")
+    parser.add_argument("--wait", action="store_true", help="wait for the GPU before every step")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--first", action="store_true")
     given = parser.parse_args()
@@ -164,7 +186,11 @@ def main() -> None:
     if given.profile:
         profile(given.experts, *layer)
         return
-    print(json.dumps(first() if given.first else own_ms(given.experts, given.runs, *layer)))
+    print(
+        json.dumps(
+            first() if given.first else own_ms(given.experts, given.runs, *layer, given.wait)
+        )
+    )
 
 
 if __name__ == "__main__":
