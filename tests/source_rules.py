@@ -71,7 +71,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("op.seams",),
     ("_fork",),
     ("patches",),
-    ("bench", "cli"),
+    ("bench", "cli", "selftest"),
 )
 UPWARD_ALLOWED = {
     # The finder imports the rest when the first name of TE is looked up, not at start-up.
@@ -89,6 +89,7 @@ TE_IMPORTERS = (
     "op.quantize",
     "op.te_adapter",
     "op.weights",
+    "selftest",
     "standalone",
 )
 LEAVES = ("layout", "environment", "formats", "scale_layout", "problem", "plan")

@@ -21,6 +21,7 @@ from te_grouped_mlp.op.environment import (
     read_switches,
 )
 from te_grouped_mlp.op.plan import Reason, Reject
+from te_grouped_mlp.selftest import record
 
 _ANY = "any"
 _COLUMNS = ("activation", "recipe", "bias", "groups", "deterministic")
@@ -130,6 +131,9 @@ def _print_machine(env: Environment, assumed: dict[str, str]) -> None:
     if assumed:
         told = ", ".join(f"{key}={value}" for key, value in assumed.items())
         print(f"Assumed, not found here: {told}")
+        return
+    for line in record.lines(env):
+        print(line)
 
 
 def _conditions(env: Environment, state: State) -> list[str]:
@@ -222,6 +226,7 @@ def _json(
         "sm": text(env.sm) if isinstance(env.sm, Absent) else f"{env.sm[0]}{env.sm[1]}",
         "standalone": env.standalone,
         "assumed": assumed,
+        "selftest": None if assumed else record.here(env),
         "paths": rows,
     }
 

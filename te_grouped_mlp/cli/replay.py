@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     ):
         for index in range(args.n):
             advance(f"run {index + 1}")
-            with _disturbance(index, device):
+            with disturbance(index, device):
                 found = model.run(given)
             for name, value in found.items():
                 seen.setdefault(name, Counter())[digest(value)] += 1
@@ -123,7 +123,7 @@ def _determinism(*, asked: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _disturbance(index: int, device: str) -> Iterator[None]:
+def disturbance(index: int, device: str) -> Iterator[None]:
     """Change what must not matter: the number of threads, or the load on a second stream."""
     import torch
 

@@ -200,11 +200,12 @@ class Model:
                         parameter.main_grad = torch.zeros_like(parameter, dtype=torch.float32)
         return model
 
-    def run(self, given: Batch) -> dict[str, torch.Tensor]:
+    def run(self, given: Batch, *, mxfp8: bool = True) -> dict[str, torch.Tensor]:
         """Run forward and backward once.
 
         Args:
             given: The call's tensors; not changed.
+            mxfp8: Under the MXFP8 recipe, or without a recipe.
 
         Returns:
             y, dx, dprob, dW1, dW2, and db1, db2 with a bias: new tensors, groups stacked.
@@ -222,7 +223,7 @@ class Model:
         prob = given.prob.detach().clone().requires_grad_()
         # scale_bias: FC2's bias is multiplied by the same probabilities.
         scales = (prob,) if self.fc2._scale_bias else ()
-        with autocast(enabled=True, recipe=MXFP8BlockScaling()):
+        with autocast(enabled=mxfp8, recipe=MXFP8BlockScaling()):
             y = self.sequential(x, given.splits, prob, given.splits, *scales)
         ops = [op for fuser in self.sequential._module_groups for op, _ in fuser._forward_ops]
         self.path = ", ".join(type(op).__name__ for op in ops)

@@ -18,6 +18,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 FUSED_SWITCH = "NVTE_CUTEDSL_FUSED_GROUPED_MLP"
@@ -246,6 +247,15 @@ def _probe_wrappers() -> Mapping[str, frozenset[str]] | Absent:
 def _standalone_active() -> bool:
     tex = sys.modules.get("transformer_engine_torch")
     return bool(getattr(tex, "__te_grouped_mlp_standalone__", False))
+
+
+def cache_home() -> Path:
+    """Return this package's folder among the user's caches; it need not exist.
+
+    Raises:
+        RuntimeError: The user has no home.
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "te-grouped-mlp"
 
 
 def is_first_rank() -> bool:
