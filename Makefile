@@ -16,11 +16,15 @@ PIP_ARGS ?=
 PYTEST_ARGS ?=
 # Tests run in this many processes, one thread of torch each.
 JOBS ?= 2
+# 1: `make test` installs the packages of the GPU kernels and compiles them, which needs no GPU;
+# 0 leaves those tests out.
+KERNELS ?= 1
 
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
+KERNELS_STAMP := $(VENV)/.kernels
 SETTINGS := $(VENV)/.settings
 BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt te_grouped_mlp.pth $(shell find csrc -type f)
 
@@ -46,8 +50,17 @@ $(STAMP): $(SETTINGS) $(BUILD_INPUTS)
 	$(PIP) install --quiet $(PIP_ARGS) --editable '.[$(EXTRAS)]'
 	@touch $@
 
+$(KERNELS_STAMP): $(STAMP)
+	$(PIP) install --quiet $(PIP_ARGS) --editable '.[kernels-cu13,kernels-dev]'
+	@touch $@
+
 repro: venv
 	$(VENV)/bin/te-grouped-mlp repro
+
+ifeq ($(KERNELS),1)
+test test-slow: $(KERNELS_STAMP)
+test test-slow: export TE_GROUPED_MLP_REQUIRE_KERNELS := 1
+endif
 
 test: venv
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) $(PYTEST_ARGS)
