@@ -14,7 +14,7 @@ TE ?= transformer-engine==2.20.2
 EXTRAS ?= standalone,dev
 PIP_ARGS ?=
 PYTEST_ARGS ?=
-# Tests run in this many processes, one thread of torch each.
+# Tests run in this many processes, one thread of torch each, with one seed: both must name tests alike.
 JOBS ?= 2
 # 1: `make test` installs the packages of the GPU kernels and compiles them, which needs no GPU;
 # 0 leaves those tests out.
@@ -63,10 +63,10 @@ test test-slow: export TE_GROUPED_MLP_REQUIRE_KERNELS := 1
 endif
 
 test: venv
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) $(PYTEST_ARGS)
+	PYTHONHASHSEED=0 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) $(PYTEST_ARGS)
 
 test-slow: venv
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) -m "slow or not slow" $(PYTEST_ARGS)
+	PYTHONHASHSEED=0 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) -m "slow or not slow" $(PYTEST_ARGS)
 
 test-gpu: venv
 	$(PY) -m pytest -m "gpu or sm90 or sm100" $(PYTEST_ARGS)
