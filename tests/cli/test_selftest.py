@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -340,9 +341,8 @@ def test_float64_step_is_the_formula() -> None:
                 block, lane = divmod(feature, 32)
                 gate = min(float(pre[64 * block + lane]), 1.5)
                 linear = max(-1.5, min(float(pre[64 * block + 32 + lane]), 1.5))
-                gate_part = gate / (1 + torch.exp(torch.tensor(-1.3 * gate).double()))
-                acts.append(gate_part * (linear + 0.5))
-            rows.append((w2 @ torch.stack(acts) + b2) * prob[row])
+                acts.append(gate / (1 + math.exp(-1.3 * gate)) * (linear + 0.5))
+            rows.append((w2 @ torch.tensor(acts, dtype=torch.float64) + b2) * prob[row])
         return torch.stack(rows)
 
     x, prob, dy = given.x.double(), given.prob.double(), given.dy.double()
