@@ -24,7 +24,8 @@ from te_grouped_mlp.op.layout import Kernel, Output
 from te_grouped_mlp.op.plan import Reason
 from te_grouped_mlp.op.problem import Activation
 from te_grouped_mlp.selftest import cases, checks, exact, record
-from tests.cli.conftest import Shell
+from tests.cli.conftest import Shell, python
+from tests.op.backends.cudnn.simulated import simulation
 
 OUTPUTS = {"y", "dx", "dprob", "dW1", "dW2"}
 BIASES = {"db1", "db2"}
@@ -385,6 +386,29 @@ def test_reference_is_compared_where_another_backend_runs(monkeypatch: pytest.Mo
     assert bad.failures[0].startswith("y: deterministic, against the reference backend, relative")
 
 
+def test_cudnn_over_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs on a Blackwell GPU, with the frontend's wrappers replaced."""
+    layouts = cases.layouts
+    monkeypatch.setattr(
+        cases, "layouts", lambda device, fmt, quick: layouts("cuda", fmt, quick=quick)
+    )
+    kinds = [Activation.SWIGLU, Activation.SRELU]
+    with simulation(monkeypatch) as frontend:
+        found, _ = cases.find("cudnn", ["cpu"], kinds, quick=True)
+        assert len(found) == 8
+        for case in found:
+            assert (case.backend, case.format, case.declined) == ("cudnn", MXFP8, None)
+            before = len(frontend.calls)
+            result = checks.run(case, 2)
+            assert result.good, (case.label, result)
+            assert len(frontend.calls) > before
+            # The stand-ins compute what the reference backend does.
+            assert set(result.reference.values()) == {0.0}
+            gated_sum = case.bias and case.activation.is_gated
+            assert set(result.varying) == ({"dprob", "db1"} if gated_sum else set())
+            assert result.deterministic is not gated_sum
+
+
 def entry(**changes: Any) -> dict[str, Any]:
     return {
         "sm": "100",
@@ -454,3 +478,13 @@ def test_note_that_cannot_be_written_changes_nothing(
     assert shell("selftest", "--quick", "--runs", "2", "--json") == 0
     assert shell.json()["note"] is None
     assert "no note for doctor was left" in shell.err
+
+
+@pytest.mark.gpu
+def test_gpu(tmp_path: Path) -> None:
+    """In a process of its own, since Transformer Engine may have to start standalone."""
+    code = "from te_grouped_mlp.cli import main; raise SystemExit(main(['selftest', '--quick']))"
+    switches = {"NVTE_GROUPED_MLP_STANDALONE": "1", "XDG_CACHE_HOME": str(tmp_path)}
+    done = python(code, **switches)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "All is well" in done.stdout
