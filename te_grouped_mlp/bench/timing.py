@@ -59,8 +59,11 @@ class Clock:
             for _ in range(warm):
                 work()
         pairs: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in works}
-        for _ in range(runs):
-            for name, work in works.items():
+        order = list(works.items())
+        for run in range(runs):
+            # Another one begins each time: what ran before decides how warm the GPU is.
+            turn = run % len(order)
+            for name, work in order[turn:] + order[:turn]:
                 self._flush.zero_()
                 torch.cuda._sleep(_HEAD_START)
                 begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
