@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The native kernels on a Hopper GPU, beside what else computes the layer there.
 
-    python -m benchmarks.bench_cutedsl [--out FOLDER] [--shape E,H,I,T ...] [--tiles]
+    python benchmarks/bench_cutedsl.py [--out FOLDER] [--shape E,H,I,T ...] [--tiles]
 
 `te-grouped-mlp bench` measures the same; this keeps every result in FOLDER/cutedsl.json, section by
 section, and can time all tiles that fit.
@@ -18,13 +18,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import gpu_tiles
-from te_grouped_mlp.bench import gpu, layer
-from te_grouped_mlp.bench.shapes import SHAPES, Shape, inputs
-from te_grouped_mlp.bench.timing import Clock
-from te_grouped_mlp.op.backends.cutedsl.compile import compile_ahead
+import torch  # noqa: E402
+
+from benchmarks import gpu_tiles  # noqa: E402
+from te_grouped_mlp.bench import gpu, layer  # noqa: E402
+from te_grouped_mlp.bench.shapes import SHAPES, Shape, inputs  # noqa: E402
+from te_grouped_mlp.bench.timing import Clock  # noqa: E402
+from te_grouped_mlp.op.backends.cutedsl.compile import compile_ahead  # noqa: E402
 
 Report = dict[str, Any]
 
