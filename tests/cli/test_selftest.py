@@ -281,7 +281,12 @@ def _found(env: Environment, requested: str) -> list[cases.Case]:
         ((8, 0), "auto", set()),
         ((8, 0), "reference", {("reference", MXFP8), ("reference", UNQUANTIZED)}),
     ],
-    ids=str,
+    # A set has no order of its own, and every process must name the tests alike.
+    ids=lambda value: (
+        " ".join(sorted(f"{name} {fmt.name}" for name, fmt in value)) or "none"
+        if isinstance(value, set)
+        else str(value)
+    ),
 )
 def test_what_is_tested_on_a_gpu(
     sm: tuple[int, int], requested: str, expected: set[tuple[str, Any]]
