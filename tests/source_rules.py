@@ -57,6 +57,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("overlay",),
     ("op.problem",),
     ("op.plan",),
+    ("op.fit",),
     ("op.decisions",),
     ("op.checks", "op.operands", "op.gradients"),
     ("op.te_adapter",),
@@ -92,7 +93,7 @@ TE_IMPORTERS = (
     "selftest",
     "standalone",
 )
-LEAVES = ("layout", "environment", "formats", "scale_layout", "problem", "plan")
+LEAVES = ("layout", "environment", "formats", "scale_layout", "problem", "plan", "fit")
 
 MAX_FUNCTION_LINES = 60
 # 300 is the aim; the slack is for a last helper that belongs where it is.

@@ -13,6 +13,7 @@ from te_grouped_mlp.op.backends.upstream import backend as upstream
 from te_grouped_mlp.op.decisions import UNFUSED, Decision, record
 from te_grouped_mlp.op.decisions import explain as explain
 from te_grouped_mlp.op.environment import BACKEND_SWITCH, FUSED_SWITCH
+from te_grouped_mlp.op.fit import INTERLEAVE, feature_refusals
 from te_grouped_mlp.op.formats import MXFP8, DType
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import Activation, ActivationSpec, LinearSpec, Problem, RecipeKind
@@ -22,8 +23,6 @@ from te_grouped_mlp.op.te_adapter import (
     activation_spec,
     problem_of,
 )
-
-_INTERLEAVE = 32
 
 
 def decide_in(module: Any, recipe: Any) -> tuple[Decision, ...]:
@@ -151,23 +150,6 @@ def dimension_mismatch(fc1: Any, activation: Any, fc2: Any) -> Reject | None:
     return None
 
 
-def _kernel_mismatch(fc1: Any, activation: Any, fc2: Any) -> Reject | None:
-    """Say which number the fused kernels cannot take, or None; as upstream's own check."""
-    for label, op in (("FC1", fc1), ("FC2", fc2)):
-        for name in ("in_features", "out_features"):
-            width = getattr(op, name)
-            if width % MXFP8.features_multiple:
-                return Reject(
-                    Reason.FEATURES,
-                    f"{name} of {label} is {width}; allowed: multiples of "
-                    f"{MXFP8.features_multiple}",
-                )
-    spec = activation_spec(activation)
-    if spec.is_gated and spec.interleave != _INTERLEAVE:
-        return Reject(Reason.INTERLEAVE, f"it is {spec.interleave}; allowed: {_INTERLEAVE}")
-    return None
-
-
 def is_glu_activation(activation: Any) -> bool:
     """Whether an op is a gated scaled activation."""
     kind = activation_kind(activation)
@@ -194,7 +176,9 @@ def validate_grouped_mlp_dims(fc1: Any, activation: Any, fc2: Any) -> None:
         ValueError: The numbers do not fit; the message names them.
     """
     require_fitting(fc1, activation, fc2)
-    mismatch = _kernel_mismatch(fc1, activation, fc2)
+    problem = problem_of(fc1, activation, fc2, None)
+    refusals = feature_refusals(problem, MXFP8.features_multiple, (INTERLEAVE,))
+    mismatch = next(refusals, None)
     if mismatch is not None:
         raise ValueError(str(mismatch))
 
@@ -230,7 +214,7 @@ def is_supported(*, gated: bool) -> bool:
         return False
     env = environment.current()
     activation = (
-        ActivationSpec(Activation.SWIGLU, 32) if gated else ActivationSpec(Activation.SRELU)
+        ActivationSpec(Activation.SWIGLU, INTERLEAVE) if gated else ActivationSpec(Activation.SRELU)
     )
     problem = Problem(
         num_groups=2,

@@ -11,7 +11,7 @@ import torch
 
 from te_grouped_mlp.op.environment import Environment
 from te_grouped_mlp.op.gradients import WgradTarget
-from te_grouped_mlp.op.layout import Kernel
+from te_grouped_mlp.op.layout import GroupLayout, Kernel, Launch
 from te_grouped_mlp.op.operands import GroupedOperand, WeightOperand
 from te_grouped_mlp.op.plan import Plan, Reject
 from te_grouped_mlp.op.problem import Call, Problem
@@ -98,6 +98,37 @@ class DactResult:
     dprob: torch.Tensor | None
     bias_grad: torch.Tensor | None
     activated: GroupedOperand | None
+
+
+def planned(
+    name: str,
+    problem: Problem,
+    call: Call,
+    launches: tuple[Launch, ...] | Reject,
+    *,
+    single_group_is_always_dense: bool = False,
+) -> Plan | Reject:
+    """Make a backend's plan of what its capability found: a refusal, or launches to lay out."""
+    if isinstance(launches, Reject):
+        return launches
+    layout = GroupLayout.decide(
+        num_groups=problem.num_groups,
+        buffer_rows=call.rows,
+        rows_are_full=call.rows_are_full,
+        launches=launches,
+        single_group_is_always_dense=single_group_is_always_dense,
+    )
+    return Plan(name, problem, call, layout, launches)
+
+
+def require_shape(name: str, shape: tuple[int, ...], allowed: tuple[int, int]) -> None:
+    """Check the shape of an argument of a device operation.
+
+    Raises:
+        ValueError: It is another.
+    """
+    if shape != allowed:
+        raise ValueError(f"{name} has shape {shape}; allowed: {allowed}")
 
 
 class Backend(Protocol):

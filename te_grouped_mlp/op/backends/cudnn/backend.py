@@ -24,6 +24,8 @@ from te_grouped_mlp.op.backends.base import (
     Fc1Epilogue,
     Fc1Result,
     GemmEpilogue,
+    planned,
+    require_shape,
 )
 from te_grouped_mlp.op.backends.cudnn import (
     arguments,
@@ -36,7 +38,7 @@ from te_grouped_mlp.op.backends.cudnn import (
 from te_grouped_mlp.op.backends.cudnn.launch import Launch
 from te_grouped_mlp.op.environment import Environment
 from te_grouped_mlp.op.gradients import WgradTarget
-from te_grouped_mlp.op.layout import GroupLayout, Kernel
+from te_grouped_mlp.op.layout import Kernel
 from te_grouped_mlp.op.operands import (
     Axis,
     GroupedOperand,
@@ -62,16 +64,8 @@ class CudnnBackend:
 
     def plan(self, problem: Problem, call: Call, env: Environment) -> Plan | Reject:
         """Plan the call."""
-        found = capability.plan_launches(problem, call, env, self.host)
-        if isinstance(found, Reject):
-            return found
-        layout = GroupLayout.decide(
-            num_groups=problem.num_groups,
-            buffer_rows=call.rows,
-            rows_are_full=call.rows_are_full,
-            launches=found,
-        )
-        return Plan(self.name, problem, call, layout, found)
+        launches = capability.plan_launches(problem, call, env, self.host)
+        return planned(self.name, problem, call, launches)
 
     def fc1_act(
         self, plan: Plan, x: GroupedOperand, w: WeightOperand, epilogue: Fc1Epilogue
@@ -117,7 +111,7 @@ class CudnnBackend:
             raise ValueError(f"kernel is {kernel.value}; allowed: fc2_forward, fc1_dgrad")
         forward, rows = kernel is Kernel.FC2_FORWARD, plan.layout.buffer_rows
         _check(plan, "a", a, w, contracted=1 if forward else 0)
-        _require_shape("out", tuple(out.shape), (rows, w.shape[0 if forward else 1]))
+        require_shape("out", tuple(out.shape), (rows, w.shape[0 if forward else 1]))
         if not rows:
             return
         target = outputs.writable(out)
@@ -156,7 +150,7 @@ class CudnnBackend:
         spec, rows = plan.problem.activation, plan.layout.buffer_rows
         wide = w.shape[1] * spec.expansion
         _check(plan, "dy", dy, w, contracted=0)
-        _require_shape("pre_activation", tuple(pre_activation.shape), (rows, wide))
+        require_shape("pre_activation", tuple(pre_activation.shape), (rows, wide))
         if pre_activation.dtype is not torch.bfloat16:
             raise ValueError(f"pre_activation is {pre_activation.dtype}; allowed: torch.bfloat16")
         if epilogue.want_activated and spec.is_gated:
@@ -204,7 +198,7 @@ class CudnnBackend:
                 f"target has {len(members)} members; the plan has {plan.layout.num_groups} groups"
             )
         for member in members:
-            _require_shape("target", tuple(member.shape), (dy.shape[1], x.shape[1]))
+            require_shape("target", tuple(member.shape), (dy.shape[1], x.shape[1]))
             if member.dtype not in _WGRAD_DTYPES or member.dtype is not members[0].dtype:
                 allowed = ", ".join(str(dtype) for dtype in _WGRAD_DTYPES)
                 raise ValueError(f"target is {member.dtype}; allowed: one of {allowed} for all")
@@ -290,16 +284,11 @@ def _keeps_order(plan: Plan) -> bool:
 
 def _check(plan: Plan, name: str, a: GroupedOperand, w: WeightOperand, contracted: int) -> None:
     """Check that tokens, weights and plan fit; `contracted` is the weights' side that is summed."""
-    _require_shape(name, a.shape, (plan.layout.buffer_rows, w.shape[contracted]))
+    require_shape(name, a.shape, (plan.layout.buffer_rows, w.shape[contracted]))
     if w.num_groups != plan.layout.num_groups:
         raise ValueError(
             f"w has {w.num_groups} experts; the plan has {plan.layout.num_groups} groups"
         )
-
-
-def _require_shape(name: str, shape: tuple[int, ...], allowed: tuple[int, int]) -> None:
-    if shape != allowed:
-        raise ValueError(f"{name} has shape {shape}; allowed: {allowed}")
 
 
 def _row(operand: GroupedOperand, name: str) -> QuantizedCopy:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from te_grouped_mlp.op.environment import RUNTIME_OFFSETS, Absent, Environment
+from te_grouped_mlp.op.fit import INTERLEAVE, feature_refusals
 from te_grouped_mlp.op.formats import MXFP8, DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
 from te_grouped_mlp.op.plan import Reason, Reject
@@ -26,7 +27,6 @@ MAX_GROUPS = 64
 DETERMINISTIC = "deterministic"
 
 _DTYPES = (DType.BFLOAT16, DType.FLOAT16)
-_INTERLEAVE = 32
 _PROB_DTYPES = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
 _PACKED = frozenset({RowExtent.PACKED})
 _EITHER = frozenset({RowExtent.PACKED, RowExtent.BUFFER})
@@ -114,7 +114,7 @@ def _problem_refusals(problem: Problem, env: Environment, host: Host) -> Iterato
     if not 1 <= problem.num_groups <= MAX_GROUPS:
         detail = f"num_groups is {problem.num_groups}; allowed: 1 to {MAX_GROUPS}"
         yield Reject(Reason.OPTION, detail)
-    yield from _shape_refusals(problem)
+    yield from feature_refusals(problem, MXFP8.features_multiple, (INTERLEAVE,))
     yield from _parameter_refusals(problem)
 
 
@@ -148,25 +148,6 @@ def _frontend_refusals(problem: Problem, env: Environment) -> Iterator[Reject]:
         if not env.wrapper_takes(wrapper, argument):
             detail = f"{wrapper} has no argument {argument}, which {kind.value} needs"
             yield Reject(Reason.WRAPPER, detail)
-
-
-def _shape_refusals(problem: Problem) -> Iterator[Reject]:
-    act, multiple = problem.activation, MXFP8.features_multiple
-    for name, spec in (("fc1", problem.fc1), ("fc2", problem.fc2)):
-        for side in ("in_features", "out_features"):
-            width = getattr(spec, side)
-            if width <= 0 or width % multiple:
-                detail = f"{name}.{side} is {width}; allowed: positive multiples of {multiple}"
-                yield Reject(Reason.FEATURES, detail)
-    if problem.fc1.out_features != act.expansion * problem.fc2.in_features:
-        yield Reject(
-            Reason.FEATURES,
-            f"fc1.out_features is {problem.fc1.out_features}; {act.kind.value} needs "
-            f"{act.expansion} times fc2.in_features, {problem.fc2.in_features}",
-        )
-    if act.is_gated and act.interleave != _INTERLEAVE:
-        detail = f"interleave is {act.interleave}; allowed: {_INTERLEAVE}"
-        yield Reject(Reason.INTERLEAVE, detail)
 
 
 def _parameter_refusals(problem: Problem) -> Iterator[Reject]:

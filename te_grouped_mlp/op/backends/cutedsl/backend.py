@@ -22,6 +22,8 @@ from te_grouped_mlp.op.backends.base import (
     Fc1Epilogue,
     Fc1Result,
     GemmEpilogue,
+    planned,
+    require_shape,
 )
 from te_grouped_mlp.op.backends.cutedsl import arguments, capability, keys
 from te_grouped_mlp.op.backends.cutedsl.compile import target_arch
@@ -30,7 +32,7 @@ from te_grouped_mlp.op.backends.cutedsl.launch import finish_rows, launcher_of, 
 from te_grouped_mlp.op.environment import Environment
 from te_grouped_mlp.op.formats import DType
 from te_grouped_mlp.op.gradients import WgradTarget
-from te_grouped_mlp.op.layout import GroupLayout, Kernel
+from te_grouped_mlp.op.layout import Kernel
 from te_grouped_mlp.op.operands import GroupedOperand, Splits, WeightOperand
 from te_grouped_mlp.op.plan import Plan, Reject
 from te_grouped_mlp.op.problem import ActivationSpec, Call, Problem
@@ -52,22 +54,14 @@ class CuteDslBackend:
     def plan(self, problem: Problem, call: Call, env: Environment) -> Plan | Reject:
         """Plan the call; the layout is always packed."""
         launches = capability.plan_launches(problem, call, env)
-        if isinstance(launches, Reject):
-            return launches
-        layout = GroupLayout.decide(
-            num_groups=problem.num_groups,
-            buffer_rows=call.rows,
-            rows_are_full=call.rows_are_full,
-            launches=launches,
-        )
-        return Plan(self.name, problem, call, layout, launches)
+        return planned(self.name, problem, call, launches)
 
     def fc1_act(
         self, plan: Plan, x: GroupedOperand, w: WeightOperand, epilogue: Fc1Epilogue
     ) -> Fc1Result:
         """Compute ``act(x W1^T + b1) * prob``."""
         spec, rows = plan.problem.activation, plan.layout.buffer_rows
-        _require_shape("x", x.shape, (rows, w.shape[1]))
+        require_shape("x", x.shape, (rows, w.shape[1]))
         a, b = arguments.rows_of(x, "x"), arguments.experts_of(w, plan.layout.num_groups)
         prob, bias = arguments.per_row(epilogue.prob), epilogue.bias
 
@@ -107,8 +101,8 @@ class CuteDslBackend:
             raise ValueError(f"kernel is {kernel.value}; allowed: fc2_forward, fc1_dgrad")
         op, rows = _GEMMS[kernel], plan.layout.buffer_rows
         k, n = w.shape if op is Op.FC1_DGRAD else w.shape[::-1]
-        _require_shape("a", a.shape, (rows, k))
-        _require_shape("out", tuple(out.shape), (rows, n))
+        require_shape("a", a.shape, (rows, k))
+        require_shape("out", tuple(out.shape), (rows, n))
         arguments.require_bf16("out", out)
         left = arguments.rows_of(a, "a")
         right = arguments.experts_of(w, plan.layout.num_groups)
@@ -141,8 +135,8 @@ class CuteDslBackend:
     ) -> DactResult:
         """Compute the gradient of FC1's output from ``dy W2`` and the pre-activation."""
         spec, rows, n = plan.problem.activation, plan.layout.buffer_rows, w.shape[1]
-        _require_shape("dy", dy.shape, (rows, w.shape[0]))
-        _require_shape("pre_activation", tuple(pre_activation.shape), (rows, n * spec.expansion))
+        require_shape("dy", dy.shape, (rows, w.shape[0]))
+        require_shape("pre_activation", tuple(pre_activation.shape), (rows, n * spec.expansion))
         arguments.require_bf16("pre_activation", pre_activation)
         if epilogue.want_activated and spec.is_gated:
             raise ValueError(f"want_activated is set; {spec.kind.value} does not recompute it")
@@ -224,8 +218,3 @@ def _dtype(tensor: torch.Tensor | None) -> DType | None:
     if found is None:
         raise ValueError(f"dtype is {tensor.dtype}; allowed: torch.bfloat16, torch.float32")
     return found
-
-
-def _require_shape(name: str, shape: tuple[int, ...], allowed: tuple[int, int]) -> None:
-    if shape != allowed:
-        raise ValueError(f"{name} has shape {shape}; allowed: {allowed}")

@@ -7,10 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from te_grouped_mlp.op.environment import Absent, Environment
+from te_grouped_mlp.op.fit import INTERLEAVE, feature_refusals
 from te_grouped_mlp.op.formats import UNQUANTIZED, DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
 from te_grouped_mlp.op.plan import Reason, Reject
-from te_grouped_mlp.op.problem import Call, LinearSpec, Problem, RecipeKind, TensorKind
+from te_grouped_mlp.op.problem import Call, Problem, RecipeKind, TensorKind
 
 NAME = "cutedsl"
 
@@ -19,7 +20,6 @@ MAX_ROWS = 1 << 30
 
 _HOPPER, _BLACKWELL = (9, 0), 10
 _PROB_DTYPES = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
-_INTERLEAVES = (32, None)
 _QUACK = "0.6.5"
 _CUTLASS_DSL = (4, 8)
 _PACKED = frozenset({RowExtent.PACKED})
@@ -52,7 +52,7 @@ def _problem_refusals(problem: Problem, env: Environment) -> Iterator[Reject]:
         yield Reject(Reason.DTYPE, f"dtype is {problem.dtype.value}; allowed: bfloat16")
     if problem.fc1.scale_bias:
         yield Reject(Reason.OPTION, "scale_bias is set on FC1; allowed: on FC2 only")
-    yield from _shape_refusals(problem)
+    yield from feature_refusals(problem, UNQUANTIZED.features_multiple, (INTERLEAVE, None))
     yield from _package_refusals(env)
 
 
@@ -82,30 +82,6 @@ def _package_refusals(env: Environment) -> Iterator[Reject]:
 def _minor(version: str) -> tuple[int, ...]:
     parts = version.split(".")[:2]
     return tuple(int(part) for part in parts if part.isdigit())
-
-
-def _shape_refusals(problem: Problem) -> Iterator[Reject]:
-    act, multiple = problem.activation, UNQUANTIZED.features_multiple
-    for name, spec in (("fc1", problem.fc1), ("fc2", problem.fc2)):
-        yield from _width_refusals(name, spec, multiple)
-    if problem.fc1.out_features != act.expansion * problem.fc2.in_features:
-        yield Reject(
-            Reason.FEATURES,
-            f"fc1.out_features is {problem.fc1.out_features}; {act.kind.value} needs "
-            f"{act.expansion} times fc2.in_features, {problem.fc2.in_features}",
-        )
-    if act.is_gated and act.interleave not in _INTERLEAVES:
-        yield Reject(Reason.INTERLEAVE, f"interleave is {act.interleave}; allowed: 32 or None")
-
-
-def _width_refusals(name: str, spec: LinearSpec, multiple: int) -> Iterator[Reject]:
-    for side in ("in_features", "out_features"):
-        width = getattr(spec, side)
-        if width <= 0 or width % multiple:
-            yield Reject(
-                Reason.FEATURES,
-                f"{name}.{side} is {width}; allowed: positive multiples of {multiple}",
-            )
 
 
 def _call_refusals(call: Call) -> Iterator[Reject]:

@@ -19,6 +19,8 @@ from te_grouped_mlp.op.backends.base import (
     Fc1Epilogue,
     Fc1Result,
     GemmEpilogue,
+    planned,
+    require_shape,
 )
 from te_grouped_mlp.op.backends.reference import capability
 from te_grouped_mlp.op.backends.reference.arguments import moved
@@ -28,7 +30,7 @@ from te_grouped_mlp.op.backends.reference.kernels.gemm import gemm
 from te_grouped_mlp.op.backends.reference.kernels.wgrad import wgrad
 from te_grouped_mlp.op.environment import Environment
 from te_grouped_mlp.op.gradients import WgradTarget
-from te_grouped_mlp.op.layout import GroupLayout, Kernel
+from te_grouped_mlp.op.layout import Kernel
 from te_grouped_mlp.op.operands import GroupedOperand, WeightOperand
 from te_grouped_mlp.op.plan import Plan, Reject
 from te_grouped_mlp.op.problem import Call, Problem
@@ -48,23 +50,20 @@ class ReferenceBackend:
     def plan(self, problem: Problem, call: Call, env: Environment) -> Plan | Reject:
         """Plan the call; alone among the backends it honours the forced faulty layout."""
         launches = capability.plan_launches(problem, call, env)
-        if isinstance(launches, Reject):
-            return launches
-        layout = GroupLayout.decide(
-            num_groups=problem.num_groups,
-            buffer_rows=call.rows,
-            rows_are_full=call.rows_are_full,
-            launches=launches,
+        return planned(
+            self.name,
+            problem,
+            call,
+            launches,
             single_group_is_always_dense=env.single_group_is_always_dense,
         )
-        return Plan(self.name, problem, call, layout, launches)
 
     def fc1_act(
         self, plan: Plan, x: GroupedOperand, w: WeightOperand, epilogue: Fc1Epilogue
     ) -> Fc1Result:
         """Compute ``act(x W1^T + b1) * prob``."""
         device = _device(x)
-        _require_shape("x", x.shape, (plan.layout.buffer_rows, w.shape[1]))
+        require_shape("x", x.shape, (plan.layout.buffer_rows, w.shape[1]))
         _require_groups("w", w, plan)
         if device == _HOST:
             return fc1_act(plan, x, w, epilogue)
@@ -85,8 +84,8 @@ class ReferenceBackend:
             raise ValueError(f"kernel is {kernel.value}; allowed: fc2_forward, fc1_dgrad")
         inner, outer = (1, 0) if kernel is Kernel.FC2_FORWARD else (0, 1)
         rows = plan.layout.buffer_rows
-        _require_shape("a", a.shape, (rows, w.shape[inner]))
-        _require_shape("out", tuple(out.shape), (rows, w.shape[outer]))
+        require_shape("a", a.shape, (rows, w.shape[inner]))
+        require_shape("out", tuple(out.shape), (rows, w.shape[outer]))
         _require_groups("w", w, plan)
         if _device(a) == _HOST:
             gemm(plan, kernel, a, w, out, epilogue)
@@ -106,8 +105,8 @@ class ReferenceBackend:
         """Compute the gradient of FC1's output from ``dy W2`` and the pre-activation."""
         rows, features = plan.layout.buffer_rows, w.shape[1]
         wide = features * plan.problem.activation.expansion
-        _require_shape("dy", dy.shape, (rows, w.shape[0]))
-        _require_shape("pre_activation", tuple(pre_activation.shape), (rows, wide))
+        require_shape("dy", dy.shape, (rows, w.shape[0]))
+        require_shape("pre_activation", tuple(pre_activation.shape), (rows, wide))
         _require_groups("w", w, plan)
         device = _device(dy)
         if device == _HOST:
@@ -127,7 +126,7 @@ class ReferenceBackend:
                 f"target has {len(members)} members; the plan has {plan.layout.num_groups} groups"
             )
         for member in members:
-            _require_shape("target", tuple(member.shape), (dy.shape[1], x.shape[1]))
+            require_shape("target", tuple(member.shape), (dy.shape[1], x.shape[1]))
         if _device(x) == _HOST:
             wgrad(plan, x, dy, target)
             return
@@ -142,11 +141,6 @@ def _device(operand: GroupedOperand) -> torch.device:
         if copy is not None:
             return copy.data.device
     return _HOST if operand.plain is None else operand.plain.device
-
-
-def _require_shape(name: str, shape: tuple[int, ...], allowed: tuple[int, int]) -> None:
-    if shape != allowed:
-        raise ValueError(f"{name} has shape {shape}; allowed: {allowed}")
 
 
 def _require_groups(name: str, w: WeightOperand, plan: Plan) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from te_grouped_mlp.op.environment import RUNTIME_OFFSETS, Absent, Environment
-from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED, DType, Format
+from te_grouped_mlp.op.fit import INTERLEAVE, feature_refusals
+from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED, DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import Call, Problem, RecipeKind, TensorKind
@@ -20,7 +21,6 @@ NAME = "reference"
 
 _FORMATS = {RecipeKind.MXFP8: MXFP8, RecipeKind.NONE: UNQUANTIZED}
 _DTYPES = (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32)
-_INTERLEAVE = 32
 
 _PACKED = frozenset({RowExtent.PACKED})
 _EITHER = frozenset({RowExtent.PACKED, RowExtent.BUFFER})
@@ -63,7 +63,8 @@ def _problem_refusals(problem: Problem, env: Environment) -> Iterator[Reject]:
         yield Reject(Reason.DTYPE, _dtype_detail("dtype of the weights", problem.dtype))
     if problem.fc1.scale_bias:
         yield Reject(Reason.OPTION, "scale_bias is set on FC1; allowed: on FC2 only")
-    yield from _shape_refusals(problem, fmt)
+    interleaves = (INTERLEAVE,) if fmt.is_block_scaled else (INTERLEAVE, None)
+    yield from feature_refusals(problem, fmt.features_multiple, interleaves)
 
 
 def _device_refusals(problem: Problem, env: Environment) -> Iterator[Reject]:
@@ -74,32 +75,6 @@ def _device_refusals(problem: Problem, env: Environment) -> Iterator[Reject]:
         yield Reject(Reason.DEVICE, f"device is {problem.device}; allowed: cpu, or cuda when named")
     if problem.recipe is RecipeKind.NONE and not named:
         yield Reject(Reason.NOT_NAMED, f"there is no recipe; {NAME} computes that only when named")
-
-
-def _shape_refusals(problem: Problem, fmt: Format) -> Iterator[Reject]:
-    act = problem.activation
-    widths = {
-        "fc1.in_features": problem.fc1.in_features,
-        "fc1.out_features": problem.fc1.out_features,
-        "fc2.in_features": problem.fc2.in_features,
-        "fc2.out_features": problem.fc2.out_features,
-    }
-    for name, width in widths.items():
-        if width <= 0 or width % fmt.features_multiple:
-            yield Reject(
-                Reason.FEATURES,
-                f"{name} is {width}; allowed: positive multiples of {fmt.features_multiple}",
-            )
-    if problem.fc1.out_features != act.expansion * problem.fc2.in_features:
-        yield Reject(
-            Reason.FEATURES,
-            f"fc1.out_features is {problem.fc1.out_features}; {act.kind.value} needs "
-            f"{act.expansion} times fc2.in_features, {problem.fc2.in_features}",
-        )
-    allowed = (_INTERLEAVE,) if fmt.is_block_scaled else (_INTERLEAVE, None)
-    if act.is_gated and act.interleave not in allowed:
-        listed = " or ".join(str(each) for each in allowed)
-        yield Reject(Reason.INTERLEAVE, f"interleave is {act.interleave}; allowed: {listed}")
 
 
 def _call_refusals(problem: Problem, call: Call) -> Iterator[Reject]:
