@@ -5,6 +5,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A slow machine is no failure of the code. In CI hypothesis also draws the same examples each time.
+settings.register_profile(
+    "suite", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("suite")
 
 # Marker -> what it says, and the compute capability that a device must have for it.
 _DEVICE_MARKERS = {
