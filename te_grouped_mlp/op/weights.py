@@ -40,6 +40,9 @@ class Members:
     swizzled: bool = False
 
 
+_AS_THEY_ARE = {torch.Tensor, torch.nn.Parameter}
+
+
 def forward_members(
     op: Any, spec: LinearSpec, fmt: Format, dtype: torch.dtype, *, column: bool
 ) -> Members:
@@ -148,15 +151,22 @@ def _members_of(storages: Sequence[Any], *, row: bool, column: bool) -> Members:
 
 
 def _plain_members(weights: Sequence[Any], dtype: torch.dtype) -> Members:
-    values = tuple([_plain(weight, dtype) for weight in weights])
+    if {type(weight) for weight in weights} <= _AS_THEY_ARE and all(
+        weight.dtype == dtype for weight in weights
+    ):
+        values = tuple(weights)
+    else:
+        values = tuple([_plain(weight, dtype) for weight in weights])
     return Members((values, ()), (values, ()))
 
 
 def _plain(weight: Any, dtype: torch.dtype) -> torch.Tensor:
     if isinstance(weight, QuantizedTensorStorage):
         weight = weight.dequantize(dtype=dtype)
-    detached = weight.detach()
-    return detached if detached.dtype == dtype else detached.to(dtype)
+    # Not detached: a step records nothing, and hundreds of views would cost the host their time.
+    plain = weight if weight.dtype == dtype else weight.detach().to(dtype)
+    assert isinstance(plain, torch.Tensor)
+    return plain
 
 
 def _grouped_members(
