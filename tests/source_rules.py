@@ -67,7 +67,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("op.backends",),
     ("op.selection",),
     ("op.saved",),
-    ("op.inputs", "op.bias_gradient", "op.weight_gradient"),
+    ("op.inputs", "op.bias_gradient", "op.data_gradient", "op.weight_gradient"),
     ("op.fusion",),
     ("op.seams",),
     ("_fork",),

@@ -32,9 +32,9 @@ from transformer_engine.pytorch.tensor.grouped_tensor import GroupedTensor
 from te_grouped_mlp.op import (
     bias_gradient,
     checks,
+    data_gradient,
     environment,
     fusion,
-    memory,
     quantize,
     saved,
     seams,
@@ -43,8 +43,7 @@ from te_grouped_mlp.op import (
     weight_gradient,
     weights,
 )
-from te_grouped_mlp.op.backends.base import DactEpilogue, DactResult, Fc1Epilogue, GemmEpilogue
-from te_grouped_mlp.op.backends.checked import CheckedBackend
+from te_grouped_mlp.op.backends.base import Fc1Epilogue, GemmEpilogue
 from te_grouped_mlp.op.fusion import is_glu_activation as is_glu_activation
 from te_grouped_mlp.op.fusion import validate_grouped_mlp_dims as validate_grouped_mlp_dims
 from te_grouped_mlp.op.inputs import (
@@ -56,7 +55,7 @@ from te_grouped_mlp.op.inputs import (
     read_inputs,
 )
 from te_grouped_mlp.op.layout import Kernel, Output
-from te_grouped_mlp.op.operands import Axis, GroupedOperand, Splits, torch_dtype
+from te_grouped_mlp.op.operands import Axis, Splits, torch_dtype
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import Problem
 
@@ -152,10 +151,6 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
         return dx, [grads1, (), grads2], [(None,), (dprob,), extra2]
 
 
-_NOTHING = DactResult(grad=None, dprob=None, bias_grad=None, activated=None)
-"""What the activation's backward gives when nothing before it needs a gradient."""
-
-
 def _forward(
     ops: Any, plan: Plan, inputs: Inputs, splits: Splits, out: torch.Tensor
 ) -> saved.SavedState:
@@ -213,14 +208,12 @@ def _backward(
     quantizer = fc2.get_quantizer("backward", 0)
     dw2 = call.wants(Output.DW2)
     dy = quantize.tokens(grad_output, quantizer, plan, splits, row=call.needs_dact, column=dw2)
-    act = _through_activation(fc2, run, state, dy) if call.needs_dact else _NOTHING
+    act = data_gradient.through_activation(fc2, run, state, dy)
     activated = state.activated if act.activated is None else act.activated
     grads2 = weight_gradient.parameter_grads(
         fc2, plan, run, Kernel.FC2_WGRAD, activated, dy, db2, owns_x=call.format.is_block_scaled
     )
-    dx = None
-    if call.wants(Output.DX):
-        dx = _input_grad(fc1, run, state, act.grad, grad_input)
+    dx = data_gradient.of_input(fc1, run, state, act.grad, grad_input)
     grads1 = weight_gradient.parameter_grads(
         fc1, plan, run, Kernel.FC1_WGRAD, state.x, act.grad, act.bias_grad, owns_x=state.owns_x
     )
@@ -228,46 +221,6 @@ def _backward(
     if dprob is not None and dscale is not None:
         dprob = dprob + dscale
     return dx, grads1, grads2, dprob
-
-
-def _through_activation(
-    fc2: Any, run: CheckedBackend, state: saved.SavedState, dy: GroupedOperand
-) -> DactResult:
-    plan = state.plan
-    problem, call = plan.problem, plan.call
-    dtype = torch_dtype(call.dtype)
-    w2 = weights.for_backward(fc2, problem.fc2, state.w2, call.format, dtype)
-    assert state.pre_activation is not None
-    return run.dact_dgrad(
-        dy,
-        w2,
-        state.pre_activation,
-        DactEpilogue(
-            prob=state.prob,
-            want_dprob=call.wants(Output.DPROB),
-            want_bias_grad=call.wants(Output.DB1),
-            want_column=call.wants(Output.DW1),
-            want_activated=call.wants(Output.DW2) and plan.recomputes_activated,
-        ),
-    )
-
-
-def _input_grad(
-    fc1: Any,
-    run: CheckedBackend,
-    state: saved.SavedState,
-    dh: GroupedOperand,
-    buffer: torch.Tensor | None,
-) -> torch.Tensor:
-    problem, call = state.plan.problem, state.plan.call
-    dtype = torch_dtype(call.dtype)
-    w1 = weights.for_backward(fc1, problem.fc1, state.w1, call.format, dtype)
-    dx = buffer
-    if dx is None:
-        shape = (call.rows, problem.fc1.in_features)
-        dx = memory.empty(shape, dtype, state.splits.sizes.device)
-    run.gemm(Kernel.FC1_DGRAD, dh, w1, dx, GemmEpilogue(zero_tail=buffer is None))
-    return dx
 
 
 class GroupedMLP_CuTeGEMMGLU(_GroupedMLP_CuTeGEMMBase):  # noqa: N801  (upstream's name)
