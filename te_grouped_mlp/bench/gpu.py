@@ -8,7 +8,6 @@ Checks come first: where one is red, nothing else of that shape is measured.
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -249,8 +248,3 @@ def measure(
             yield f"passes {shape.label}", passes(shape, clock)
             yield f"kernels {shape.label}", kernels(shape, clock, limits)
             torch.cuda.empty_cache()
-
-
-def geomean(values: Sequence[float]) -> float:
-    """Return the geometric mean; NaN of nothing."""
-    return statistics.geometric_mean(values) if values else float("nan")

@@ -23,11 +23,6 @@ class Shape:
         """For tables."""
         return f"{self.experts},{self.hidden},{self.ffn},{self.tokens}"
 
-    @property
-    def flops(self) -> float:
-        """Of forward and backward: three products of each of the two linears."""
-        return 3 * 2.0 * self.tokens * self.hidden * self.ffn * 3
-
 
 SHAPES = (
     Shape(8, 2048, 4096, 16384),

@@ -42,7 +42,17 @@ def demanded_by_switch() -> Any:
     return step.switches(NVTE_ALLOW_NONDETERMINISTIC_ALGO="0")
 
 
-DEMANDS: dict[str, Callable[[], Any]] = {"torch": demanded_by_torch, "switch": demanded_by_switch}
+def demanded_by_override() -> Any:
+    """Demand it as `te-grouped-mlp replay --deterministic` does."""
+    switches = dataclasses.replace(environment.read_switches(), allow_nondeterministic=False)
+    return environment.override(switches=switches)
+
+
+DEMANDS: dict[str, Callable[[], Any]] = {
+    "torch": demanded_by_torch,
+    "switch": demanded_by_switch,
+    "override": demanded_by_override,
+}
 demands = pytest.mark.parametrize("demand", DEMANDS.values(), ids=DEMANDS)
 
 

@@ -61,7 +61,9 @@ from te_grouped_mlp.op.problem import Problem
 
 DETERMINISTIC_DPROB = True
 """For clients that rewrite the op to get a deterministic probability gradient: with this module
-they need not, since it gives one or raises RuntimeError, on whichever path runs."""
+they need not, since its fused op gives one or raises RuntimeError, and so does upstream's behind
+it. Unfused, Transformer Engine's GPU kernel for a scaled bias asks its environment variable alone.
+"""
 
 
 class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N801  (upstream's name)
@@ -138,7 +140,7 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
             return None, [None, (), None], [(None,) * op.num_extra_inputs for op in ops]
         state = saved.restore(ctx.skeleton, ctx.saved_tensors)
         plan = state.plan
-        selection.require_no_stronger_demand(plan, environment.read_switches())
+        selection.require_no_stronger_demand(plan, environment.current_switches())
         grad_output = decoded(ops[2], GRAD_CARRIER_ATTRIBUTE, grad_output)
         features, device = plan.problem.fc2.out_features, state.splits.sizes.device
         checks.tokens("grad_output", grad_output, features, device)
