@@ -84,6 +84,7 @@ UPWARD_ALLOWED = {
 # Who may import TE; everything else must work where it is absent.
 TE_IMPORTERS = (
     "_fork",
+    "bench.te_layer",
     "cli",
     "op.backends.upstream",
     "op.fusion",
