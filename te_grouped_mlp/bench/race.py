@@ -37,12 +37,19 @@ def difference(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
     return (got.float() - wanted).norm() / wanted.norm()
 
 
+def cause(error: Exception) -> Report:
+    """Say why a candidate has no time."""
+    if isinstance(error, NotThere):
+        return {"absent": str(error)}
+    return {"error": repr(error)[:300]}
+
+
 def race(makers: Mapping[str, Callable[[], Step]], clock: Clock, runs: int) -> Report:
     """Time one step of every candidate, in turns.
 
     Args:
         makers: What builds a candidate; the first one is ours, against which the others' results
-            and times are held.
+            and times are held. Where it fails, nothing is timed.
         clock: Times.
         runs: Number of turns.
 
@@ -57,11 +64,8 @@ def race(makers: Mapping[str, Callable[[], Step]], clock: Clock, runs: int) -> R
         try:
             work = make()
             got, peak = clock.peak(work)
-        except NotThere as reason:
-            found[name] = {"absent": str(reason)}
-            continue
         except Exception as error:
-            found[name] = {"error": repr(error)[:300]}
+            found[name] = cause(error)
             if want is None:
                 return found
             continue

@@ -9,6 +9,7 @@ operands. Transformer Engine is imported by the functions, after `start`.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -46,10 +47,19 @@ def start() -> None:
     Raises:
         NotThere: It is absent, or cannot be used here.
     """
+    if reason := _failure():
+        raise NotThere(reason)
+
+
+@functools.cache
+def _failure() -> str | None:
     try:
         step.start()
     except output.CommandError as error:
-        raise NotThere(str(error)) from error
+        return str(error)
+    except Exception as error:  # a broken installation may raise anything
+        return f"Transformer Engine cannot be imported: {error!r}"[:300]
+    return None
 
 
 def require_upstream() -> None:

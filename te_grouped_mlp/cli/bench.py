@@ -31,9 +31,9 @@ def add_parser(subparsers: Any) -> None:
         description="Checks our op against exact arithmetic and for bitwise repetition, then times "
         "forward and backward beside its peers. On a Hopper GPU the native bf16 kernels run beside "
         "torch._grouped_mm, QuACK, the rewrite with unit probabilities and Transformer Engine's "
-        "unfused ops, and the op in MXFP8 beside the op in bf16; on a CPU the reference backend runs "
-        "small shapes beside Transformer Engine's unfused ops. Exit code 1 on a red check; what "
-        "it judged is not timed.",
+        "unfused ops, and the op in MXFP8 beside the op in bf16; on a CPU the reference backend "
+        "runs small shapes beside Transformer Engine's unfused ops. Exit code 1 on a red check; "
+        "what it judged is not timed.",
     )
     parser.add_argument(
         "--shape",
@@ -69,13 +69,22 @@ def run(args: argparse.Namespace) -> int:
     _require_plot(args.plot)
     report = _measured(args) if args.saved is None else _saved(args)
     if output.shows_text(args.json):
-        from te_grouped_mlp.bench import tables
-
-        tables.show(report)
+        _print(report)
     output.write_json(args.json, report)
     if args.plot is not None:
         _draw(report, args.plot)
     return 0 if report["ok"] else 1
+
+
+def _print(report: dict[str, Any]) -> None:
+    from te_grouped_mlp.bench import tables
+
+    print(f"Forward and backward, SwiGLU, on {report['device']}.")
+    for made in tables.of(report):
+        output.show(made)
+    if absent := report.get("mxfp8", {}).get("absent"):
+        print(f"MXFP8 is not there: {absent}.")
+    print("Every check is green." if report["ok"] else "A check is red; that was not timed.")
 
 
 def _measured(args: argparse.Namespace) -> dict[str, Any]:
