@@ -10,8 +10,8 @@
 
 Per row, dprob = sum_j G_j act(h_j) with G the unrounded fp32 accumulator. A thread sums its columns
 in order, four lanes join by shuffles, and one lane stores one slot: no atomics, and the order
-depends on the tile only. `finish_rows` adds the slots of a row in order. With `odd`, D and activated
-are rounded to odd.
+depends on the tile only. `finish_rows` adds the slots of a row in order. With `odd`,
+D and activated are rounded to odd.
 """
 
 from typing import NamedTuple
