@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the native kernels compute, launch by launch. Imports no torch, no TE, no kernel package.
 
-Where they run without being named: on SM 9.0 always; on SM 10.x for a call under MXFP8 that asks
-for determinism, of an op that another backend had fused, since these kernels have not run on that
+Where they run without being named: on SM 9.0 always, under MXFP8 where Transformer Engine runs
+without its extension, which has no MXFP8 there; on SM 10.x for a call under MXFP8 that asks for
+determinism, of an op that was fused for another backend, since these kernels have not run on that
 chip and the frontend's have.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from te_grouped_mlp.op.environment import Absent, Environment
+from te_grouped_mlp.op.environment import STANDALONE_SWITCH, Absent, Environment
 from te_grouped_mlp.op.fit import INTERLEAVE, feature_refusals
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED, DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
@@ -62,6 +63,9 @@ def _problem_refusals(problem: Problem, env: Environment, *, steps_in: bool) -> 
         yield Reject(Reason.DEVICE, f"device is {problem.device}; allowed: cuda")
     steps_in = steps_in and problem.recipe is RecipeKind.MXFP8
     yield from _architecture_refusals(env, steps_in or env.switches.backend == NAME)
+    if problem.recipe is RecipeKind.MXFP8 and env.sm == _HOPPER and not env.standalone:
+        detail = "SM is 9.0, where Transformer Engine's extension has no MXFP8; allowed: SM 10.x, "
+        yield Reject(Reason.ARCHITECTURE, f"{detail}or {STANDALONE_SWITCH}=1")
     fmt = _FORMATS.get(problem.recipe)
     if fmt is None:
         allowed = ", ".join(recipe.value for recipe in _FORMATS)

@@ -54,7 +54,8 @@ def test_every_activation_is_taken(name, interleave, bias):
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_every_activation_is_taken_under_mxfp8(name, bias, sm):
-    problem, env = problem_of(ACTIVATIONS[name], bias, **UNDER_MXFP8), environment(sm, named=True)
+    problem = problem_of(ACTIVATIONS[name], bias, **UNDER_MXFP8)
+    env = environment(sm, named=True, standalone=True)
     assert capability.refusal(problem, env) is None
     wanted = frozenset(Output) - (set() if bias else {Output.DB1, Output.DB2})
     call = call_of(wanted=wanted, **MXFP8_CALL)
@@ -93,7 +94,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_problems_that_are_refused(name):
     changes, reason, text = REFUSED[name]
-    refusal = capability.refusal(problem_of(SWIGLU, **changes), environment())
+    refusal = capability.refusal(problem_of(SWIGLU, **changes), environment(standalone=True))
     assert refusal is not None
     assert refusal.reason is reason
     assert text in refusal.detail
@@ -132,7 +133,8 @@ def test_linears_that_are_refused(which, changes, reason, text):
 )
 def test_architectures(sm, named, reason):
     for changes in ({}, UNDER_MXFP8):
-        refusal = capability.refusal(problem_of(SWIGLU, **changes), environment(sm, named))
+        env = environment(sm, named, standalone=True)
+        refusal = capability.refusal(problem_of(SWIGLU, **changes), env)
         assert (refusal.reason if refusal else None) is reason
 
 
@@ -157,6 +159,15 @@ def test_unnamed_on_blackwell_only_determinism_under_mxfp8_is_taken(
     assert isinstance(found, tuple) is taken
     if not taken:
         assert found.reason is Reason.NOT_NAMED
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_transformer_engines_extension_has_no_mxfp8_on_hopper(named):
+    problem = problem_of(SWIGLU, **UNDER_MXFP8)
+    refusal = capability.refusal(problem, environment((9, 0), named))
+    assert refusal.reason is Reason.ARCHITECTURE
+    assert refusal.detail.endswith("allowed: SM 10.x, or NVTE_GROUPED_MLP_STANDALONE=1")
+    assert capability.refusal(problem_of(SWIGLU), environment((9, 0), named)) is None
 
 
 @pytest.mark.parametrize("sm", [(8, 0), (12, 0)])
@@ -216,7 +227,7 @@ def test_calls_that_are_refused(changes, reason, text):
 )
 def test_calls_under_mxfp8(changes, reason, text):
     problem, call = problem_of(SWIGLU, **UNDER_MXFP8), call_of(**MXFP8_CALL | changes)
-    found = capability.plan_launches(problem, call, environment())
+    found = capability.plan_launches(problem, call, environment(standalone=True))
     if reason is None:
         assert isinstance(found, tuple)
     else:
@@ -242,7 +253,7 @@ def test_launches_under_mxfp8_follow_what_is_wanted():
     def kernels(*wanted, **changes):
         call = call_of(wanted=frozenset({Output.Y, *wanted}), **MXFP8_CALL, **changes)
         problem = problem_of(SWIGLU, **UNDER_MXFP8)
-        found = capability.plan_launches(problem, call, environment())
+        found = capability.plan_launches(problem, call, environment(standalone=True))
         return [launch.kernel for launch in found][3:]
 
     assert kernels() == []
