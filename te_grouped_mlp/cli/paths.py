@@ -90,8 +90,7 @@ def questions() -> Iterator[Question]:
 
 def names(device: str = "cuda") -> tuple[str, ...]:
     """Return our backends in the order in which they are asked about tensors on a device."""
-    named, gpu = backends.NAMED_ONLY, backends.GPU_ONLY
-    left_out = named | gpu if device == "cpu" else named
+    left_out = backends.GPU_ONLY if device == "cpu" else frozenset()
     return tuple(name for name in backends.CLASSES if name not in left_out)
 
 

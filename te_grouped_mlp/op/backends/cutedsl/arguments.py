@@ -10,7 +10,13 @@ import torch
 
 from te_grouped_mlp.op import memory
 from te_grouped_mlp.op.gradients import WgradTarget
-from te_grouped_mlp.op.operands import GroupedOperand, Splits, WeightOperand
+from te_grouped_mlp.op.operands import (
+    Axis,
+    GroupedOperand,
+    QuantizedCopy,
+    Splits,
+    WeightOperand,
+)
 
 _ALIGN = 16
 """Bytes to which TMA wants addresses and row strides aligned."""
@@ -35,16 +41,42 @@ def int32_offsets(splits: Splits) -> torch.Tensor:
     return found
 
 
-def rows_of(operand: GroupedOperand, name: str) -> torch.Tensor:
-    """Return the values of a token operand, row-major and aligned; a copy only if they are not.
+def rows_of(operand: GroupedOperand, axis: Axis, name: str) -> torch.Tensor:
+    """Return the values of a token operand, row-major and aligned.
+
+    Args:
+        operand: Unquantized: its values, copied only if they are not aligned. Block-scaled: the
+            values of the copy of `axis`; of bytes, a new tensor, unwritten past the live rows.
+        axis: Which copy.
+        name: Of the operand, for messages.
 
     Raises:
-        ValueError: The operand has no plain values, or they are not bf16 on a CUDA device.
+        ValueError: The operand has no such values, or they are not bf16 on a CUDA device.
     """
-    if operand.plain is None:
+    values = operand.plain
+    if operand.format.is_block_scaled:
+        copy = operand.row if axis is Axis.ROW else operand.column
+        if copy is None:
+            raise ValueError(f"{name} has no {axis.value} copy, which the kernel reads")
+        if isinstance(copy, QuantizedCopy):
+            return _values_of(copy, operand)
+        values = copy.values
+    if values is None:
         raise ValueError(f"{name} has no plain values, which format unquantized needs")
-    require_bf16(name, operand.plain)
-    return addressable(operand.plain)
+    require_bf16(name, values)
+    return addressable(values)
+
+
+def _values_of(copy: QuantizedCopy, operand: GroupedOperand) -> torch.Tensor:
+    from te_grouped_mlp.op import block_scale
+
+    values = memory.empty(operand.shape, torch.bfloat16, copy.data.device)
+    if values.numel():
+        block_scale.dequantize(
+            copy.data, copy.scale, operand.splits.ends, values,
+            axis_column=copy.axis is Axis.COLUMN, swizzled=copy.swizzled,
+        )  # fmt: skip
+    return values
 
 
 def require_bf16(name: str, tensor: torch.Tensor) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from te_grouped_mlp.op.backends.cutedsl.config import ROW_OPS, Op, Tile, choose
 from te_grouped_mlp.op.formats import DType
-from te_grouped_mlp.op.problem import Activation, ActivationSpec, Problem
+from te_grouped_mlp.op.problem import Activation, ActivationSpec, Problem, RecipeKind
 
 _PARAMETERS = {
     Activation.SWIGLU: (),
@@ -35,6 +35,8 @@ class KernelKey:
         activated: FC2's input is made anew.
         out: Type of a weight gradient.
         accumulate: A weight gradient is added to.
+        odd: FC2's input and the gradient of FC1's output are stored rounded to odd, since they are
+            quantized next.
     """
 
     op: Op
@@ -48,14 +50,17 @@ class KernelKey:
     activated: bool = False
     out: DType = DType.BFLOAT16
     accumulate: bool = False
+    odd: bool = False
 
 
 def fc1_act(problem: Problem, arch: int, bias: bool, scale: DType | None, pre: bool) -> KernelKey:
     """Return the key of FC1's product; `pre`: the pre-activation is stored."""
     n, k = problem.fc1.out_features, problem.fc1.in_features
     tile = choose(Op.FC1_ACT, arch, n=n, k=k, bias=bias)
-    spec = _reduced(problem.activation)
-    return KernelKey(Op.FC1_ACT, arch, tile, spec, bias=bias, scale=scale, pre_activation=pre)
+    return KernelKey(
+        Op.FC1_ACT, arch, tile, _reduced(problem.activation),
+        bias=bias, scale=scale, pre_activation=pre, odd=_requantizes(problem),
+    )  # fmt: skip
 
 
 def gemm(
@@ -76,8 +81,11 @@ def dact_dgrad(
 ) -> KernelKey:
     """Return the key of FC2's data gradient; `activated`: FC2's input is made anew."""
     n, k = problem.fc2.in_features, problem.fc2.out_features
-    tile, spec = choose(Op.DACT_DGRAD, arch, n=n, k=k), _reduced(problem.activation)
-    return KernelKey(Op.DACT_DGRAD, arch, tile, spec, scale=scale, dprob=dprob, activated=activated)
+    tile = choose(Op.DACT_DGRAD, arch, n=n, k=k)
+    return KernelKey(
+        Op.DACT_DGRAD, arch, tile, _reduced(problem.activation),
+        scale=scale, dprob=dprob, activated=activated, odd=_requantizes(problem),
+    )  # fmt: skip
 
 
 def wgrad(problem: Problem, arch: int, op: Op, out: DType, accumulate: bool) -> KernelKey:
@@ -117,6 +125,10 @@ def of_problem(
         wgrad(problem, arch, Op.FC1_WGRAD, grad, accumulate),
         *(KernelKey(op, arch) for op in ROW_OPS),
     )
+
+
+def _requantizes(problem: Problem) -> bool:
+    return problem.recipe is not RecipeKind.NONE
 
 
 def _reduced(spec: ActivationSpec) -> ActivationSpec:

@@ -19,7 +19,7 @@ from te_grouped_mlp.op.backends.cutedsl import keys
 from te_grouped_mlp.op.backends.cutedsl.config import Op
 from te_grouped_mlp.op.backends.cutedsl.keys import KernelKey
 from te_grouped_mlp.op.formats import DType
-from te_grouped_mlp.op.problem import LinearSpec
+from te_grouped_mlp.op.problem import LinearSpec, RecipeKind
 from tests.op.backends.cutedsl.problems import ACTIVATIONS, problem_of
 
 ARCHITECTURES = {"sm_90a": 9, "sm_100a": 10}
@@ -33,6 +33,8 @@ def wanted(arch: int) -> dict[str, KernelKey]:
     srelu = problem_of(dataclasses.replace(ACTIVATIONS["srelu"], recompute=True))
     found = {key.op.value: key for key in keys.of_problem(swiglu, arch)}
     bias = keys.of_problem(problem_of(ACTIVATIONS["swiglu"], bias=True), arch)
+    mxfp8 = dataclasses.replace(swiglu, recipe=RecipeKind.MXFP8)
+    quantized = keys.of_problem(mxfp8, arch)
     long = dataclasses.replace(swiglu, fc1=LinearSpec(7168, 1536), fc2=LinearSpec(768, 7168))
     return {
         **found,
@@ -40,6 +42,11 @@ def wanted(arch: int) -> dict[str, KernelKey]:
         "fc1_act bias": bias[0],
         "fc2_forward scaled bias": bias[1],
         "dact_dgrad recompute": keys.of_problem(srelu, arch)[2],
+        "fc1_act mxfp8": quantized[0],
+        "dact_dgrad mxfp8": quantized[2],
+        "dact_dgrad recompute mxfp8": keys.of_problem(
+            dataclasses.replace(srelu, recipe=RecipeKind.MXFP8), arch
+        )[2],
         "fc2_wgrad bf16": keys.wgrad(swiglu, arch, Op.FC2_WGRAD, DType.BFLOAT16, False),
     }
 

@@ -28,7 +28,12 @@ def build(key: KernelKey) -> Any:
     gated = key.spec is not None and key.spec.is_gated
     cls, operands, values = _PARTS[key.op](key, gated)
     width = key.spec.interleave if gated else None
-    traits = {"spec": key.spec, "pair_width": width, "EpilogueArguments": cls.EpilogueArguments}
+    traits = {
+        "spec": key.spec,
+        "odd": key.odd,
+        "pair_width": width,
+        "EpilogueArguments": cls.EpilogueArguments,
+    }
     epilogue = type(f"{cls.__name__}_{key.op.value}", (cls,), traits)
     return compile_kernel(epilogue, key.tile, operands, values, key.arch)
 

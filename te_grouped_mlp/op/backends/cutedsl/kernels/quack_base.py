@@ -205,11 +205,13 @@ class Epilogue(ComposableEpiMixin):
             counted in kernel order (m or n, k).
         pair_width: Width of the alternating blocks, None for two halves.
         spec: The activation, where there is one.
+        odd: Round what is stored for a requantization to odd.
     """
 
     pair_views: tuple[tuple[str, int], ...] = ()
     pair_width: int | None = None
     spec: Any = None
+    odd: bool = False
 
     def rotate_batch_last(self, mA, mB, mD, mC, epilogue_args, append_batch_if_2d=False):
         """Bring operands into kernel order and lay the pair views over them."""
