@@ -44,6 +44,13 @@ def cause(error: Exception) -> Report:
     return {"error": repr(error)[:300]}
 
 
+def is_green(report: Report) -> bool:
+    """Whether no check of a report is red, and our op gave no wrong result or error in a format."""
+    checks = (value["green"] for name, value in report.items() if name.startswith("check "))
+    formats = (rows for name, rows in report.items() if name.startswith("mxfp8 "))
+    return all(checks) and not any("error" in row for rows in formats for row in rows.values())
+
+
 def race(makers: Mapping[str, Callable[[], Step]], clock: Clock, runs: int) -> Report:
     """Time one step of every candidate, in turns.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,9 +21,6 @@ from te_grouped_mlp.bench.race import NotThere, Results
 from te_grouped_mlp.bench.shapes import Inputs
 from te_grouped_mlp.cli import output, step
 from te_grouped_mlp.op import environment
-
-_KEEP_WEIGHTS = "reuse_weights"
-"""The switch by which weight copies outlive a step."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +91,6 @@ class Layer:
     """
 
     def __init__(self, given: Inputs, mode: Mode) -> None:
-        """Build the ops.
-
-        Raises:
-            NotThere: This version has no weight copies that outlive a step.
-        """
         from transformer_engine.pytorch import ops
 
         self.given, self.mode = given, mode
@@ -161,13 +153,14 @@ class Layer:
 
 
 def _switches(mode: Mode) -> environment.Switches:
-    names = [field.name for field in fields(environment.Switches)]
-    keeping = {_KEEP_WEIGHTS: mode.keep_weights} if _KEEP_WEIGHTS in names else {}
-    if mode.keep_weights and not keeping:
-        raise NotThere("this version makes new weight copies in every step")
     named = {} if mode.backend is None else {"backend": mode.backend}
-    changes: dict[str, Any] = {"fused": mode.backend is not None, "full_rows": False}
-    return replace(environment.read_switches(), **changes, **named, **keeping)
+    return replace(
+        environment.read_switches(),
+        fused=mode.backend is not None,
+        full_rows=False,
+        reuse_weights=mode.keep_weights,
+        **named,
+    )
 
 
 def _linear(values: torch.Tensor) -> Any:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -16,10 +16,10 @@ import torch
 from te_grouped_mlp import standalone
 from te_grouped_mlp.bench import gpu, mxfp8, peers, race, te_layer, timing
 from te_grouped_mlp.bench.shapes import SHAPES, Shape, inputs, uneven_splits
-from te_grouped_mlp.op import environment
+from te_grouped_mlp.op import exact_weights
+from tests.support.values_backend import in_use
 
 SMALL = Shape(3, 128, 128, 640)
-KEEPS_WEIGHTS = "reuse_weights" in [field.name for field in fields(environment.Switches)]
 
 
 class Counting(timing.Clock):
@@ -146,7 +146,6 @@ def test_mxfp8_is_checked_against_the_reference() -> None:
     found = mxfp8.check(SMALL, device="cpu", replays=2)
     assert found["green"] is found["mxfp8"]["bitwise"] is True
     assert found["mxfp8"]["errors"] == dict.fromkeys(("y", "dx", "dprob", "dw1", "dw2"), 0.0)
-    assert ("absent" in found["mxfp8, weights kept"]) != KEEPS_WEIGHTS
 
 
 @pytest.mark.parametrize("name", ["y", "dx", "dprob", "dw1", "dw2"])
@@ -195,6 +194,29 @@ def test_mxfp8_stands_beside_bf16_and_its_floor() -> None:
     assert "floor_ms" not in found["bf16"]
 
 
+def test_kept_weights_are_rounded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = {
+        name: replace(mode, backend="cutedsl" if mode.mxfp8 else "reference")
+        for name, mode in mxfp8.MODES.items()
+    }
+    monkeypatch.setattr(mxfp8, "MODES", modes)
+    original, made = exact_weights.of_plain, []
+    monkeypatch.setattr(
+        exact_weights, "of_plain", lambda *args, **kw: made.append(1) or original(*args, **kw)
+    )
+    with in_use(monkeypatch):
+        assert mxfp8.check(SMALL, device="cpu", replays=2)["green"] is True
+        # Two linears in each of two steps; and once where they are kept.
+        assert len(made) == 2 * 2 + 2
+        made.clear()
+        found = mxfp8.measure(SMALL, Counting(), copy_tbs=4.0, runs=3)
+        assert len(made) == 2 * 4 + 2
+    assert race.is_green({f"mxfp8 {SMALL.label}": found})
+    rows = [found[name] for name in ("mxfp8", "mxfp8, weights kept")]
+    assert rows[0]["against_bf16"] == rows[1]["against_bf16"]
+    assert rows[0]["floor_ms"] > rows[1]["floor_ms"]
+
+
 def test_the_floor_counts_every_pass() -> None:
     # One expert, 128 rows, hidden 256, FFN 512; the bytes of each pass, one by one.
     rows, hidden, ffn = 128, 256, 512
@@ -219,6 +241,7 @@ def test_what_was_not_rounded_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> N
     found = mxfp8.measure(SMALL, clock, copy_tbs=4.0, runs=3)
     assert clock.timed == ["bf16"]
     assert "differs from bf16 by 0" in found["mxfp8"]["error"]
+    assert not race.is_green({"check x": {"green": True}, "mxfp8 x": found})
 
 
 def _in_bf16(honest: Callable[[te_layer.Layer], torch.Tensor]) -> Any:
