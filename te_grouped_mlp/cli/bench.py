@@ -149,9 +149,7 @@ def _require_plot(path: Path | None) -> None:
     from te_grouped_mlp.bench import plot
 
     if not plot.is_possible():
-        raise CommandError(
-            f"--plot {path}: matplotlib is not installed: pip install 'te-grouped-mlp[plot]'"
-        )
+        raise CommandError(f"--plot {path}: matplotlib is not installed; the extra `plot` has it")
 
 
 def _draw(report: dict[str, Any], path: Path) -> None:

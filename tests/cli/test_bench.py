@@ -199,10 +199,27 @@ def test_a_plot_that_cannot_be_drawn_is_refused_first(
     assert f"no folder {tmp_path / 'no'}" in shell.err
     monkeypatch.setattr(plot, "is_possible", lambda: False)
     assert shell("bench", *SMALL, "--plot", str(tmp_path / "a.svg")) == 1
-    assert "te-grouped-mlp[plot]" in shell.err
+    assert "matplotlib is not installed; the extra `plot`" in shell.err
     assert not list(tmp_path.iterdir())
 
 
 def test_a_report_without_times_is_not_drawn(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no times"):
         plot.draw({"device": "cpu", "steps 1,1,1,1": {"ours": {"error": "x"}}}, tmp_path / "a.svg")
+
+
+@pytest.mark.gpu
+@pytest.mark.sm90
+def test_a_gpu_runs_both_formats(shell: Shell) -> None:
+    label = "4,256,384,1280"
+    argv = ("--device", "cuda", "--shape", label, "--quick", "--no-peers", "--parts", "--json")
+    assert shell("bench", *argv) == 0
+    found = shell.json()
+    assert found[f"modes {label}"]["ours, deterministic"]["ratio"] > 0
+    assert found["check mxfp8"]["green"] is True
+    rows = found[f"mxfp8 {label}"]
+    assert list(rows) == ["bf16", "mxfp8", "mxfp8, weights kept"]
+    assert all(row["median"] > 0 and row["bitwise"] for row in rows.values())
+    kept = [row["kept_gb"] for row in rows.values()]
+    # Row and column values of both weights, in bf16.
+    assert kept[2] - kept[1] == pytest.approx(4 * 3 * 256 * 384 * 4 / 1e9, rel=0.05)

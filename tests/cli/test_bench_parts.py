@@ -39,6 +39,9 @@ class Counting(timing.Clock):
         times = {name: [float(place)] * runs for place, name in enumerate(works, 1)}
         return {name: timing.summary(each) for name, each in times.items()}
 
+    def host(self, work: Callable[[], object], runs: int = 30) -> timing.Time:
+        return timing.summary([1.0, 1.0])
+
     def memory(self) -> int:
         return 0
 
@@ -280,3 +283,44 @@ def test_mxfp8_is_not_there_beside_the_extension(monkeypatch: pytest.MonkeyPatch
     ((name, found),) = mxfp8.sections([SMALL], Counting(), 4.0, runs=3, replays=2)
     assert name == "mxfp8"
     assert "NVTE_GROUPED_MLP_STANDALONE=1" in found["absent"]
+
+
+class _Stub:
+    """Stands in for a layer over the native kernels."""
+
+    def __init__(self, given: Any, deterministic: bool = False, **_: object) -> None:
+        self.values = {"y": given.x.float(), "dprob": given.prob}
+        self.deterministic = deterministic
+
+    def step(self) -> race.Results:
+        return self.values
+
+    def forward(self) -> tuple[torch.Tensor, ...]:
+        return self.values["y"], self.values["y"], self.values["y"]
+
+    def backward(self, *_: object, dprob: bool = True) -> race.Results:
+        return self.values
+
+
+def test_a_whole_gpu_run_has_every_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    red = Shape(1, 128, 128, 128)
+    monkeypatch.setattr(gpu, "Clock", Counting)
+    monkeypatch.setattr(gpu, "compile_all", lambda shapes: None)
+    monkeypatch.setattr(gpu, "ceilings", lambda clock: {"bf16_tflops": 800.0, "copy_tbs": 4.0})
+    monkeypatch.setattr(gpu, "check", lambda shape, replays: {"green": shape != red})
+    monkeypatch.setattr(gpu, "inputs", lambda shape: inputs(shape, device="cpu"))
+    monkeypatch.setattr(gpu, "kernels", lambda shape, clock, limits, runs: [runs])
+    monkeypatch.setattr(gpu.layer, "layer_of", _Stub)
+    found = dict(gpu.measure([red, SMALL], with_peers=False, effort=gpu.QUICK))
+    of_small = ("steps", "modes", "passes", "kernels")
+    assert list(found) == [
+        "ceilings", f"check {red.label}", f"check {SMALL.label}",
+        *(f"{kind} {SMALL.label}" for kind in of_small), "check mxfp8", f"mxfp8 {SMALL.label}",
+    ]  # fmt: skip
+    modes = found[f"modes {SMALL.label}"]
+    assert (modes["ours, deterministic"]["ratio"], modes["ours"]["runs"]) == (2.0, gpu.QUICK.modes)
+    assert found[f"steps {SMALL.label}"]["ours"]["runs"] == gpu.QUICK.steps
+    assert found[f"passes {SMALL.label}"]["backward"]["runs"] == gpu.QUICK.parts
+    assert found[f"kernels {SMALL.label}"] == [gpu.QUICK.parts]
+    assert found[f"mxfp8 {SMALL.label}"]["mxfp8"]["runs"] == gpu.QUICK.steps
+    assert not race.is_green(found)
