@@ -35,6 +35,7 @@ class KernelKey:
         activated: FC2's input is made anew.
         out: Type of a weight gradient.
         accumulate: A weight gradient is added to.
+        descending: The experts' matrices, read or written, lie in memory with the last one first.
     """
 
     op: Op
@@ -48,6 +49,7 @@ class KernelKey:
     activated: bool = False
     out: DType = DType.BFLOAT16
     accumulate: bool = False
+    descending: bool = False
 
 
 def fc1_act(problem: Problem, arch: int, bias: bool, scale: DType | None, pre: bool) -> KernelKey:
