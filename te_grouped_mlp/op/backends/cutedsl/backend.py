@@ -100,15 +100,15 @@ class CuteDslBackend:
         spec = plan.problem.activation
         prob, bias = arguments.per_row(epilogue.prob), epilogue.bias
         if plan.call.needs_backward:
-            prepare(plan.problem, _dtype(prob))
+            prepare(plan.problem, _dtype(prob), b.descending)
         if bias is not None:
             bias = arguments.in_pairs(bias, spec.interleave) if spec.is_gated else bias.float()
         launch = launcher_of(
             plan.problem, a.device.index, keys.fc1_act, target_arch(),
-            bias is not None, _dtype(prob), pre is not None,
+            bias is not None, _dtype(prob), pre is not None, b.descending,
         )  # fmt: skip
         launch(
-            a, b, pre, None, arguments.int32_offsets(splits),
+            a, b.values, pre, None, arguments.int32_offsets(splits),
             activated=activated, bias=bias, prob=prob,
         )  # fmt: skip
 
@@ -138,11 +138,11 @@ class CuteDslBackend:
         scale = arguments.per_row(epilogue.bias_scale) if bias is not None else None
         launch = launcher_of(
             plan.problem, left.device.index, keys.gemm, target_arch(),
-            op, bias is not None, _dtype(scale),
+            op, bias is not None, _dtype(scale), right.descending,
         )  # fmt: skip
         target = arguments.addressable(out)
         launch(
-            left, right, target, None, arguments.int32_offsets(a.splits),
+            left, right.values, target, None, arguments.int32_offsets(a.splits),
             bias=bias, bias_scale=scale,
         )  # fmt: skip
         if epilogue.zero_tail and not plan.call.rows_are_full:
@@ -175,13 +175,13 @@ class CuteDslBackend:
             made = memory.empty((rows, n), torch.bfloat16, a.device)
         launch = launcher_of(
             plan.problem, a.device.index, keys.dact_dgrad, target_arch(),
-            _dtype(prob), epilogue.want_dprob, made is not None,
+            _dtype(prob), epilogue.want_dprob, made is not None, b.descending,
         )  # fmt: skip
         if epilogue.want_dprob:
             slots = memory.empty((-(-n // launch.tile.n), rows), torch.float32, a.device).t()
         if rows:
             launch(
-                a, b, grad, arguments.addressable(pre_activation),
+                a, b.values, grad, arguments.addressable(pre_activation),
                 arguments.int32_offsets(dy.splits), prob=prob, slots=slots, activated=made,
             )  # fmt: skip
         return _finished(plan, dy.splits, grad, slots, made, epilogue)
@@ -193,15 +193,16 @@ class CuteDslBackend:
         if kernel not in _WGRADS:
             raise ValueError(f"kernel is {kernel.value}; allowed: fc1_wgrad, fc2_wgrad")
         op, shape = _WGRADS[kernel], (dy.shape[1], x.shape[1])
-        d, members = arguments.target_of(target, plan.layout.num_groups, shape)
+        (d, descending), members = arguments.target_of(target, plan.layout.num_groups, shape)
         left = arguments.rows_of(dy, Axis.COLUMN, "dy")
         right = arguments.rows_of(x, Axis.COLUMN, "x")
         out, adds = _dtype(d), arguments.kernel_adds(target, members)
         assert out is not None
         if plan.layout.buffer_rows:
             launch = launcher_of(
-                plan.problem, left.device.index, keys.wgrad, target_arch(), op, out, adds
-            )
+                plan.problem, left.device.index, keys.wgrad, target_arch(),
+                op, out, adds, descending,
+            )  # fmt: skip
             launch(left.t(), right.t(), d, d if adds else None, arguments.int32_offsets(dy.splits))
         elif not adds:
             d.zero_()

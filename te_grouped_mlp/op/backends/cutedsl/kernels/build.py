@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A key becomes a compiled kernel."""
 
+from dataclasses import replace
 from typing import Any
 
 from cutlass import BFloat16, Float32
@@ -35,6 +36,7 @@ def build(key: KernelKey) -> Any:
         "EpilogueArguments": cls.EpilogueArguments,
     }
     epilogue = type(f"{cls.__name__}_{key.op.value}", (cls,), traits)
+    operands = replace(operands, descending=key.descending)
     return compile_kernel(epilogue, key.tile, operands, values, key.arch)
 
 

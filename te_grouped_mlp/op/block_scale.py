@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from te_grouped_mlp.op.backends.cutedsl import block_scale_kernels as kernels
+from te_grouped_mlp.op import block_scale_kernels as kernels
 
 BLOCK = 32
 TILE = 128
