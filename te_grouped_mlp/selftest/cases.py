@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from te_grouped_mlp.op import environment, selection
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED, DType, Format
-from te_grouped_mlp.op.plan import Reject
+from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import (
     Activation,
     ActivationSpec,
@@ -171,5 +171,12 @@ def _cases(
                 if chosen is not None:
                     yield dataclasses.replace(case, backend=chosen)
                     continue
-                for name, reject in selection.refusals(case.problem, env).items():
+                refusals = selection.refusals(case.problem, env)
+                # That "auto" leaves a backend out is no news where another one has a cause.
+                telling = {
+                    name: reject
+                    for name, reject in refusals.items()
+                    if reject.reason is not Reason.NOT_NAMED
+                }
+                for name, reject in (telling or refusals).items():
                     yield dataclasses.replace(case, backend=name, declined=reject)
