@@ -54,6 +54,7 @@ def quantize(
     swizzled: bool = True,
     two_d: bool = False,
     nan_in_scale: bool = False,
+    paired: bool = False,
     config: Config = QUANTIZE,
 ) -> None:
     """Quantize a matrix along its rows, its columns, or both, into buffers that exist.
@@ -71,12 +72,19 @@ def quantize(
         swizzled: Scales in the order that a GEMM reads; column scales restart at each group.
         two_d: One scale for each 32 x 32 block.
         nan_in_scale: A NaN makes its block's scale 0xFF; otherwise it takes no part in the scale.
+        paired: Columns 2j and 2j + 1 belong to different blocks of a row: a period of 64 columns is
+            two blocks of 32. Row copies are wanted as values only.
         config: Rectangle of one program; no effect on the result.
 
     Raises:
         TypeError, ValueError: Naming the argument, its value and what is allowed.
     """
     rows, cols = _check_matrix("src", src, _SOURCES)
+    if paired and (row_data is not None or row_scale is not None or two_d or cols % (2 * BLOCK)):
+        raise ValueError(
+            f"paired is set; allowed: no row_data, no row_scale, no two_d, columns (now {cols}) a "
+            f"multiple of {2 * BLOCK}"
+        )
     groups = _check_groups(ends, members, rows, src.device)
     scales = _scale_bytes(rows, cols, members)
     for name, data, scale, size in (
@@ -98,7 +106,7 @@ def quantize(
     _launch(
         kernels.quantize_tiles, _programs(rows, cols, members, config), config.warps, src.device,
         src, ends, *wanted, rows // members, cols // BLOCK, src.stride(0) // unit, groups, unit,
-        triton.next_power_of_2(groups), e5m2, swizzled, two_d, nan_in_scale, _hardware(),
+        triton.next_power_of_2(groups), e5m2, swizzled, two_d, nan_in_scale, paired, _hardware(),
         config.rows, config.cols,
     )  # fmt: skip
 

@@ -114,10 +114,10 @@ def _widen(x, HARDWARE: tl.constexpr):
 @triton.jit
 def _narrow(x, TYPE: tl.constexpr, HARDWARE: tl.constexpr):
     """float32 rounded to the result's type; every NaN becomes the positive quiet one."""
-    if TYPE == tl.float32:
+    if tl.float32 == TYPE:
         bits = tl.where(x != x, 0x7FC00000, x.to(tl.int32, bitcast=True))
         out = bits.to(tl.float32, bitcast=True)
-    elif TYPE == tl.float16:
+    elif tl.float16 == TYPE:
         bits = x.to(tl.float16).to(tl.int16, bitcast=True)
         out = tl.where(x != x, 0x7E00, bits).to(tl.int16).to(tl.float16, bitcast=True)
     elif HARDWARE:
@@ -172,8 +172,8 @@ def _column_place(first, local, column, tiles, blocks, SWIZZLED: tl.constexpr):
 def quantize_tiles(
     src, ends, row_data, row_scale, column_data, column_scale, row_values, column_values,
     rows, blocks, stride, groups, STRIDE: tl.constexpr, GROUPS: tl.constexpr, E5M2: tl.constexpr,
-    SWIZZLED: tl.constexpr, TWO_D: tl.constexpr, NAN: tl.constexpr, HARDWARE: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr,
+    SWIZZLED: tl.constexpr, TWO_D: tl.constexpr, NAN: tl.constexpr, PAIRED: tl.constexpr,
+    HARDWARE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """Quantize one rectangle; outputs that are None are not wanted.
 
@@ -214,7 +214,16 @@ def quantize_tiles(
     by_column: tl.constexpr = not (
         column_data is None and column_scale is None and column_values is None
     )
-    if by_row:
+    if PAIRED:
+        if row_values is not None:
+            # [row, period, block's element, which block of the two]
+            amax = tl.max(tl.reshape(bits, (ROWS, WIDE // 2, 32, 2)), 2)
+            scale = _e8m0(amax, E5M2)[:, :, None, :]
+            scaled = tl.reshape(x, (ROWS, WIDE // 2, 32, 2)) * _inverse_power(scale)
+            value = _decode(_encode(scaled, E5M2, HARDWARE), E5M2, HARDWARE) * _power(scale)
+            value = _narrow(tl.reshape(value, (ROWS, COLS)), tl.bfloat16, HARDWARE)
+            tl.store(row_values + place, value, mask=inside)
+    elif by_row:
         amax = tl.max(tl.reshape(bits, (ROWS, WIDE, 32)), 2)
         if TWO_D:
             amax = tl.max(tl.reshape(amax, (HIGH, 32, WIDE)), 1)
