@@ -108,7 +108,7 @@ def without_empty_experts(model: Any, case: StepCase) -> Found:
     found = step.collect(small, other, inputs, y)
     for name in ("dW1", "dW2", "db1", "db2"):
         if found[name] is not None:
-            whole = torch.zeros((len(case.splits), *found[name].shape[1:]), dtype=found[name].dtype)
+            whole = found[name].new_zeros((len(case.splits), *found[name].shape[1:]))
             whole[kept] = found[name]
             found[name] = whole
     return found
