@@ -154,7 +154,7 @@ def _of_weight(w: WeightOperand, index: int) -> Copy:
 
 
 def _unpadded(flat: torch.Tensor, rows: int, cols: int, axis: Axis, swizzled: bool) -> torch.Tensor:
-    """Read the scales of one matrix by the written-out addresses; (rows, blocks) or (blocks, cols)."""
+    """Read the scales of one matrix by the written-out addresses, without their padding."""
     column = axis is Axis.COLUMN
     outer, inner = (cols, rows // 32) if column else (rows, cols // 32)
     i, j = torch.arange(outer)[:, None], torch.arange(inner)[None, :]
@@ -183,6 +183,23 @@ def recording() -> Iterator[Recorded]:
     selection.run = lambda plan: _Recorder(run(plan), plan, into)  # type: ignore[assignment]
     try:
         yield into
+    finally:
+        selection.run = run
+
+
+@contextlib.contextmanager
+def backends_used() -> Iterator[set[str]]:
+    """Collect the names of the backends of fused passes; this does not synchronise."""
+    names: set[str] = set()
+    run = selection.run
+
+    def noted(plan: Plan) -> CheckedBackend:
+        names.add(plan.backend)
+        return run(plan)
+
+    selection.run = noted
+    try:
+        yield names
     finally:
         selection.run = run
 
