@@ -108,7 +108,7 @@ def without_empty_experts(model: Any, case: StepCase) -> Found:
     found = step.collect(small, other, inputs, y)
     for name in ("dW1", "dW2", "db1", "db2"):
         if found[name] is not None:
-            whole = torch.zeros((len(case.splits), *found[name].shape[1:]), dtype=found[name].dtype)
+            whole = found[name].new_zeros((len(case.splits), *found[name].shape[1:]))
             whole[kept] = found[name]
             found[name] = whole
     return found
@@ -261,12 +261,12 @@ def assert_order_invisible(case: StepCase, sequence: list[Replayed]) -> None:
     """Let one model, one input buffer and one splits tensor live through a sequence of steps, as a
     captured graph would, and compare each step with a model that runs it first."""
     static, buffers = step.make_model(case), step.make_inputs(case)
-    shift = 0.0
+    total = 0.0
     for item in sequence:
-        current, drawn = _arrange(case, item, static, buffers)
-        shift += item.shift
-        found = _one_step(current, static, buffers)
-        step.assert_same(found, _one_step(current, _shifted(case, shift), drawn))
+        current, drawn = arrange(case, item, static, buffers)
+        total += item.shift
+        found = one_step(current, static, buffers)
+        step.assert_same(found, one_step(current, shifted(case, total), drawn))
 
 
 def assert_replay_equals_eager(case: StepCase, sequence: list[Replayed]) -> None:
@@ -276,23 +276,23 @@ def assert_replay_equals_eager(case: StepCase, sequence: list[Replayed]) -> None
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         for _ in range(3):
-            _one_step(case, static, buffers)
+            one_step(case, static, buffers)
     side.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = _one_step(case, static, buffers)
-    shift = 0.0
+        captured = one_step(case, static, buffers)
+    total = 0.0
     for item in sequence:
-        current, drawn = _arrange(case, item, static, buffers)
-        shift += item.shift
-        expected = _one_step(current, _shifted(case, shift), drawn)
+        current, drawn = arrange(case, item, static, buffers)
+        total += item.shift
+        expected = one_step(current, shifted(case, total), drawn)
         graph.replay()
         torch.cuda.synchronize()
         step.assert_same(step.live(current, captured), step.live(current, expected))
-        step.assert_same(_one_step(current, _shifted(case, shift), drawn), expected)
+        step.assert_same(one_step(current, shifted(case, total), drawn), expected)
 
 
-def _arrange(
+def arrange(
     case: StepCase, item: Replayed, model: Any, buffers: step.Inputs
 ) -> tuple[StepCase, step.Inputs]:
     """Put a step's data and splits into the static buffers, and change the weights in place."""
@@ -301,25 +301,35 @@ def _arrange(
     with torch.no_grad():
         for name in ("x", "dy", "prob", "split_sizes"):
             getattr(buffers, name).copy_(getattr(drawn, name))
-    _shift(model, item.shift)
+    shift(model, item.shift)
     return current, drawn
 
 
-def _shifted(case: StepCase, amount: float) -> Any:
+def shifted(case: StepCase, amount: float) -> Any:
+    """Return a new model of the case whose parameters are changed by `amount`."""
     model = step.make_model(case)
-    _shift(model, amount)
+    shift(model, amount)
     return model
 
 
-def _shift(model: Any, amount: float) -> None:
+def shift(model: Any, amount: float) -> None:
+    """Add to every parameter in place."""
+    if not amount:
+        return
     with torch.no_grad():
         for parameter in model.parameters():
             # A grouped parameter is a wrapper; its storage is what the op reads.
             storage = getattr(parameter, "rowwise_data", None)
-            (parameter if storage is None else storage).add_(amount)
+            if storage is not None:
+                storage.add_(amount)
+            elif hasattr(parameter, "dequantize") and hasattr(parameter, "_rowwise_data"):
+                parameter.copy_(parameter.dequantize() + amount)
+            else:
+                parameter.add_(amount)
 
 
-def _one_step(case: StepCase, model: Any, inputs: Any) -> Found:
+def one_step(case: StepCase, model: Any, inputs: Any) -> Found:
+    """Run a step whose gradients are new tensors."""
     for tensor in (*model.parameters(), inputs.x, inputs.prob):
         tensor.grad = None
     y = step.run_model(model, case, inputs)

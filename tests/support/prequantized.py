@@ -20,7 +20,9 @@ SENTINEL = -17.0
 def buffers(case: StepCase) -> tuple[torch.Tensor, torch.Tensor]:
     """Return an output and a grad-input buffer that hold a recognisable value."""
     shape = (case.rows, case.hidden)
-    return tuple(torch.full(shape, SENTINEL, dtype=case.dtype) for _ in range(2))
+    return tuple(
+        torch.full(shape, SENTINEL, dtype=case.dtype, device=case.device) for _ in range(2)
+    )
 
 
 def prequantize(tensor: torch.Tensor, case: StepCase, *, ready: bool) -> Any:
@@ -34,14 +36,14 @@ def prequantize(tensor: torch.Tensor, case: StepCase, *, ready: bool) -> Any:
         tensor=tensor.detach(),
         quantizer=quantizer,
         num_tensors=len(case.splits),
-        first_dims=torch.tensor(case.splits),
+        first_dims=torch.tensor(case.splits, device=tensor.device),
     )
 
 
 def quantized_values(tensor: torch.Tensor, case: StepCase) -> torch.Tensor:
     """Return what the row-wise copy is worth; rows past the live ones as they were."""
     out = tensor.detach().clone()
-    out[: case.live] = naive.values_of(out[: case.live], column=False).to(out.dtype)
+    out[: case.live] = naive.values_of(out[: case.live].cpu(), column=False).to(out)
     return out
 
 

@@ -191,6 +191,9 @@ def _initialise(op: Any, case: StepCase) -> None:
     values = torch.randn(shape, generator=generator) / op.in_features**0.5
     values = values.to(case.dtype)
     bias = (torch.randn(op.num_groups, op.out_features, generator=generator) * 0.5).to(case.dtype)
+    if case.device is not None:
+        # Quantized parameters take their values where they lie.
+        values, bias = values.to(case.device), bias.to(case.device)
     with torch.no_grad():
         for index in range(op.num_groups):
             if op.single_grouped_weight:
@@ -205,7 +208,9 @@ def _initialise(op: Any, case: StepCase) -> None:
 
 def _attach_main_grad(parameter: torch.Tensor, case: StepCase) -> None:
     start = 7.0 if case.grad == "overwrite" else 0.0
-    parameter.main_grad = torch.full(tuple(parameter.shape), start, dtype=torch.float32)
+    parameter.main_grad = torch.full(
+        tuple(parameter.shape), start, dtype=torch.float32, device=case.device
+    )
     if case.grad in ("fused", "overwrite"):
         parameter.grad_added_to_main_grad = False
     if case.grad == "overwrite":
