@@ -64,8 +64,9 @@ def _problem_refusals(problem: Problem, env: Environment, *, steps_in: bool) -> 
     steps_in = steps_in and problem.recipe is RecipeKind.MXFP8
     yield from _architecture_refusals(env, steps_in or env.switches.backend == NAME)
     if problem.recipe is RecipeKind.MXFP8 and env.sm == _HOPPER and not env.standalone:
-        detail = "SM is 9.0, where Transformer Engine's extension has no MXFP8; allowed: SM 10.x, "
-        yield Reject(Reason.ARCHITECTURE, f"{detail}or {STANDALONE_SWITCH}=1")
+        detail = "SM is 9.0, where Transformer Engine's extension has no MXFP8; allowed: SM 10.x"
+        allowed = f"or a Transformer Engine without extension and {STANDALONE_SWITCH}=1"
+        yield Reject(Reason.ARCHITECTURE, f"{detail}, {allowed}")
     fmt = _FORMATS.get(problem.recipe)
     if fmt is None:
         allowed = ", ".join(recipe.value for recipe in _FORMATS)
