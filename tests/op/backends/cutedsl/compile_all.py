@@ -5,7 +5,7 @@
     python -m tests.op.backends.cutedsl.compile_all sm_90a FOLDER
 
 A process compiles for one architecture, so there is one process each. FOLDER gets NAME.ptx and
-NAME.cubin.
+NAME.cubin, or NAME.txt with the error of a kernel that does not compile; then the exit code is 1.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import traceback
 from pathlib import Path
 
 from te_grouped_mlp.op.backends.cutedsl import keys
@@ -57,23 +58,31 @@ def wanted(arch: int) -> dict[str, KernelKey]:
     }
 
 
-def main(target: str, folder: Path) -> None:
+def main(target: str, folder: Path) -> int:
     """Compile for `target` into `folder`."""
     os.environ["CUTE_DSL_ARCH"] = target
     os.environ["CUTE_DSL_KEEP"] = "ptx,cubin"
     os.environ["CUTE_DSL_DUMP_DIR"] = str(folder)
     from te_grouped_mlp.op.backends.cutedsl import library
 
+    failed = 0
     with library.deprecations_ignored():
         from te_grouped_mlp.op.backends.cutedsl.kernels.build import build
 
         for name, key in wanted(ARCHITECTURES[target]).items():
-            compiled = build(key)
+            try:
+                compiled = build(key)
+            except Exception:
+                failed += 1
+                (folder / f"{name}.txt").write_text(traceback.format_exc())
+                traceback.print_exc()
+                continue
             cubin = compiled.__cubin__
             binary = cubin if isinstance(cubin, bytes) else Path(cubin).read_bytes()
             (folder / f"{name}.ptx").write_text(compiled.__ptx__)
             (folder / f"{name}.cubin").write_bytes(binary)
+    return int(failed > 0)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    sys.exit(main(sys.argv[1], Path(sys.argv[2])))

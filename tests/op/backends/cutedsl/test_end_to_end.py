@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from te_grouped_mlp.op import decisions
+from te_grouped_mlp.op.backends.cutedsl import arguments, launch
 from te_grouped_mlp.op.backends.cutedsl import compile as kernels
-from te_grouped_mlp.op.backends.cutedsl import launch
 from tests.op.backends.cutedsl.test_gpu import checksums
 from tests.support import step
 from tests.support.step import StepCase
@@ -97,6 +97,44 @@ def test_parameters_as_users_have_them(weight, grad, interleave):
     wanted = step.reference(case.but(device="cpu"))
     found = compared(case, run(case))
     step.assert_close(case, found, wanted, BOUND)
+
+
+def in_one_buffer(model, *, weights, grads):
+    """Move the weights and the main_grads of each linear to buffers; True for the last one first.
+
+    Megatron's buffers of parameters and of gradients are filled from the end; without its
+    distributed optimizer the parameters stay where they were.
+    """
+    for op in (model[0], model[2]):
+        found = [value for name, value in op.named_parameters() if name.startswith("weight")]
+        order = {True: slice(None, None, -1), False: slice(None)}
+        places = torch.empty(len(found), *found[0].shape, dtype=found[0].dtype, device="cuda")
+        held = torch.full(places.shape, START, dtype=torch.float32, device="cuda")
+        for parameter, place, grad in zip(
+            found, places.unbind(0)[order[weights]], held.unbind(0)[order[grads]], strict=True
+        ):
+            parameter.data = place.copy_(parameter.data)
+            parameter.main_grad = grad
+    return model
+
+
+@pytest.mark.parametrize("grads", [False, True], ids=["grads up", "grads down"])
+@pytest.mark.parametrize("weights", [False, True], ids=["weights up", "weights down"])
+def test_experts_in_a_buffer_are_read_and_written_in_place(weights, grads, monkeypatch):
+    case = ODD.but(grad="fused")
+    want = run(case)
+    found = []
+    spaced = arguments.evenly_spaced
+
+    def watched(members, shape):
+        found.append(spaced(members, shape))
+        return found[-1]
+
+    monkeypatch.setattr(arguments, "evenly_spaced", watched)
+    step.assert_same(run(case, in_one_buffer(model_of(case), weights=weights, grads=grads)), want)
+    # FC1, FC2, and back: FC2 and its gradient, FC1 and its gradient.
+    assert [each.descending for each in found].count(True) == 4 * weights + 2 * grads
+    assert [each.descending for each in found].count(False) == 6 - 4 * weights - 2 * grads
 
 
 @pytest.mark.parametrize("prob", [torch.float32, torch.bfloat16, torch.float16], ids=str)
