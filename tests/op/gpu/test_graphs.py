@@ -25,7 +25,11 @@ from tests.support.step import StepCase
 # Read when Transformer Engine is first imported; where its extension is there it has no effect.
 os.environ.setdefault("NVTE_GROUPED_MLP_STANDALONE", "1")
 
-pytestmark = pytest.mark.usefixtures("fused_switch", "hostile_memory", "device")
+pytestmark = [
+    pytest.mark.usefixtures("fused_switch", "hostile_memory", "device"),
+    # A parameter is used on several streams here, each waiting for the other.
+    pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning"),
+]
 
 GPU = [pytest.mark.gpu, pytest.mark.sm90]
 BASE = StepCase(
