@@ -36,10 +36,11 @@ def case_of(experts: int, weight: str = "discrete", hidden: int = 2048, ffn: int
     )  # fmt: skip
 
 
-def model_of(case: StepCase, *, packed: bool = False) -> Any:
+def model_of(case: StepCase, *, packed: bool = False, descending: bool = False) -> Any:
     """The case's model; its main_grads lie on the GPU, `packed` for those of a linear in a row.
 
     Frameworks keep main_grads in one buffer; so may weights lie, whose storage is moved there.
+    Megatron fills its buffers from the end: `descending`.
     """
     model = step.make_model(case)
     for op in (model[0], model[2]):
@@ -47,6 +48,8 @@ def model_of(case: StepCase, *, packed: bool = False) -> Any:
         shape = (len(found), *found[0].shape)
         grads = torch.zeros(shape, dtype=torch.float32, device="cuda").unbind(0)
         values = torch.empty(shape, dtype=torch.bfloat16, device="cuda").unbind(0)
+        if descending:
+            grads, values = grads[::-1], values[::-1]
         for index, parameter in enumerate(found):
             parameter.main_grad = grads[index] if packed else grads[index].clone()
             if packed and len(found) > 1:
@@ -140,10 +143,10 @@ def profile(experts: int, weight: str, packed: bool) -> None:
         pstats.Stats(found).sort_stats("cumtime").print_stats(24)
 
 
-def device_ms(packed: bool) -> dict[str, float]:
+def device_ms(packed: bool, descending: bool) -> dict[str, float]:
     """Return the device time of a whole step through Transformer Engine on the first shape."""
     case = case_of(8, ffn=4096).but(splits=(2048,) * 8)
-    model, inputs = model_of(case, packed=packed), step.make_inputs(case)
+    model, inputs = model_of(case, packed=packed, descending=descending), step.make_inputs(case)
 
     def work() -> None:
         forget_gradients(model, inputs)
@@ -174,13 +177,16 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--weight", choices=("discrete", "grouped"), default="discrete")
     parser.add_argument("--packed", action="store_true", help="experts lie in a row")
+    parser.add_argument(
+        "--descending", action="store_true", help="with --device: in a row, the last one first"
+    )
     parser.add_argument("--device", action="store_true", help="device time of a whole step")
     parser.add_argument("--wait", action="store_true", help="wait for the GPU before every step")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--first", action="store_true")
     given = parser.parse_args()
     if given.device:
-        print(json.dumps(device_ms(given.packed)))
+        print(json.dumps(device_ms(given.packed or given.descending, given.descending)))
         return
     layer = (given.weight, given.packed)
     if given.profile:

@@ -53,6 +53,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("", "_C", "host", "_bootstrap"),
     ("op", "op.memory", "op.layout", "op.environment", "op.formats"),
     ("op.scale_layout",),
+    ("op.block_scale", "op.block_scale_kernels"),
     ("standalone",),
     ("overlay",),
     ("op.problem",),
@@ -61,6 +62,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("op.decisions",),
     ("op.checks", "op.operands", "op.gradients"),
     ("op.te_adapter",),
+    ("op.exact_tokens", "op.exact_weights"),
     ("op.quantize", "op.weights"),
     ("op.backends.base",),
     ("op.backends.checked",),
@@ -84,6 +86,7 @@ UPWARD_ALLOWED = {
 # Who may import TE; everything else must work where it is absent.
 TE_IMPORTERS = (
     "_fork",
+    "bench.te_layer",
     "cli",
     "op.backends.upstream",
     "op.fusion",

@@ -5,27 +5,28 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from te_grouped_mlp.bench.race import OURS
 from te_grouped_mlp.bench.shapes import Shape
+from te_grouped_mlp.bench.timing import summary
 from te_grouped_mlp.cli import step
 from te_grouped_mlp.op import environment
 from te_grouped_mlp.op.problem import Activation
 
 SHAPES = (Shape(4, 256, 256, 1024), Shape(1, 256, 256, 1024))
-RUNS = 7
+RUNS, QUICK_RUNS = 7, 3
 BOUND = 0.1
 """Relative error that MXFP8 operands explain: 5 to 7 % of a result of three products in a row."""
 
 _SEED = 0
 
 
-def measure(shapes: Sequence[Shape]) -> Iterator[tuple[str, Any]]:
+def measure(shapes: Sequence[Shape], runs: int = RUNS) -> Iterator[tuple[str, Any]]:
     """Yield (section, result) pairs as `bench.gpu.measure` does; TE must be imported already."""
     for shape in shapes:
         rows = step.Shape(shape.experts, shape.hidden, shape.ffn, shape.tokens)
@@ -36,13 +37,13 @@ def measure(shapes: Sequence[Shape]) -> Iterator[tuple[str, Any]]:
             yield f"check {shape.label}", found
             if not found["green"]:
                 continue
-            result = {"ours": _time(lambda ours=ours, given=given: ours.run(given))}
+            result = {OURS: _time(lambda ours=ours, given=given: ours.run(given), runs)}
         unfused = step.Model.build(Activation.SWIGLU, rows, seed=_SEED, device="cpu")
         off = dataclasses.replace(environment.read_switches(), fused=False)
         with environment.override(switches=off):
-            result["te unfused"] = _time(lambda m=unfused, given=given: m.run(given))
+            result["te unfused"] = _time(lambda m=unfused, given=given: m.run(given), runs)
         for row in result.values():
-            row["ratio"] = row["median"] / result["ours"]["median"]
+            row["ratio"] = row["median"] / result[OURS]["median"]
         yield f"steps {shape.label}", result
 
 
@@ -89,12 +90,11 @@ def oracle(model: step.Model, given: step.Batch) -> dict[str, torch.Tensor]:
     }
 
 
-def _time(work: Callable[[], object]) -> dict[str, float]:
+def _time(work: Callable[[], object], runs: int) -> dict[str, float]:
     work()
     times = []
-    for _ in range(RUNS):
+    for _ in range(runs):
         begin = time.perf_counter()
         work()
         times.append((time.perf_counter() - begin) * 1e3)
-    low, median, high = statistics.quantiles(times, n=4)
-    return {"median": median, "spread": high - low, "runs": RUNS}
+    return summary(times).as_dict()

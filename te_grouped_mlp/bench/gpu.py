@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from te_grouped_mlp.bench import layer, peers
+from te_grouped_mlp.bench import layer, mxfp8, peers
+from te_grouped_mlp.bench.race import OURS, Report, Step, errors, race
 from te_grouped_mlp.bench.shapes import Inputs, Shape, inputs
 from te_grouped_mlp.bench.timing import Clock, ceilings
 from te_grouped_mlp.op.backends.cutedsl.compile import compile_ahead
@@ -21,12 +23,29 @@ from te_grouped_mlp.op.backends.cutedsl.config import Op, Tile
 from te_grouped_mlp.op.backends.cutedsl.keys import KernelKey
 from te_grouped_mlp.op.formats import DType
 
-Report = dict[str, Any]
 BOUNDS = {"y": 6e-3, "dx": 8e-3, "dprob": 3e-3, "dw1": 8e-3, "dw2": 6e-3}
 """Relative errors that bf16 intermediates explain."""
 
-OURS = "ours"
-RUNS = 12
+
+@dataclass(frozen=True)
+class Effort:
+    """How often everything runs.
+
+    Attributes:
+        steps: Turns of whole steps.
+        modes: Turns of deterministic mode against the default, whose ratio is near one.
+        parts: Turns of passes and single kernels.
+        replays: Steps that must give the same bits.
+    """
+
+    steps: int
+    modes: int
+    parts: int
+    replays: int
+
+
+FULL = Effort(steps=24, modes=60, parts=11, replays=12)
+QUICK = Effort(steps=8, modes=12, parts=5, replays=4)
 _GRADS = ((DType.BFLOAT16, False), (DType.FLOAT32, False), (DType.FLOAT32, True))
 
 
@@ -53,39 +72,28 @@ def oracle(given: Inputs) -> dict[str, torch.Tensor]:
     return {name: join.get(name, torch.cat)(parts) for name, parts in found.items()}
 
 
-def errors(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> dict[str, float]:
-    """Relative errors of the outputs that are there."""
-    return {
-        name: float((got[name].float() - want[name]).norm() / want[name].norm())
-        for name in want
-        if got.get(name) is not None and got[name].shape == want[name].shape
-    }
-
-
-def check(shape: Shape) -> Report:
-    """Compare a step with the oracle, and twelve runs of it with each other, bit for bit."""
+def check(shape: Shape, replays: int = FULL.replays) -> Report:
+    """Compare a step with the oracle, and several runs of it with each other, bit for bit."""
     given = inputs(shape)
     ours = layer.layer_of(given, accumulate=False, grad=torch.float32)
     first = {name: value.clone() for name, value in ours.step().items()}
     found = errors(first, oracle(given))
     same = True
-    for _ in range(RUNS - 1):
+    for _ in range(replays - 1):
         same &= all(torch.equal(value, first[name]) for name, value in ours.step().items())
     green = same and set(found) == set(BOUNDS)
     green = green and all(value <= BOUNDS[name] for name, value in found.items())
     return {"green": green, "bitwise": same, "errors": found}
 
 
-def steps(shape: Shape, clock: Clock, with_peers: bool = True) -> Report:
-    """Time forward and backward, ours and the peers', in turns; the memory that each takes."""
-    given = inputs(shape)
+def candidates(given: Inputs, with_peers: bool = True) -> dict[str, Callable[[], Step]]:
+    """What computes the layer of the inputs: ours first, and what builds each."""
 
-    def ours(grad: torch.dtype, accumulate: bool, **options: bool) -> layer.Layer:
-        return layer.layer_of(given, accumulate=accumulate, grad=grad, **options)
+    def ours(grad: torch.dtype, accumulate: bool) -> layer.Layer:
+        return layer.layer_of(given, accumulate=accumulate, grad=grad)
 
-    makers: dict[str, Callable[[], Callable[[], Any]]] = {
+    makers: dict[str, Callable[[], Step]] = {
         OURS: lambda: ours(torch.bfloat16, False).step,
-        "ours, deterministic": lambda: ours(torch.bfloat16, False, deterministic=True).step,
         "ours, fp32 main_grad +=": lambda: ours(torch.float32, True).step,
     }
     if with_peers:
@@ -94,48 +102,39 @@ def steps(shape: Shape, clock: Clock, with_peers: bool = True) -> Report:
             "quack": lambda: peers.quack_step(given),
             "torch eager": lambda: peers.torch_step(given, compiled=False),
             "torch compile": lambda: peers.torch_step(given, compiled=True),
+            "te.ops": lambda: peers.te_ops_step(given),
         }
-    works: dict[str, Callable[[], Any]] = {}
-    found: Report = {}
-    want: dict[str, torch.Tensor] | None = None
-    for name, make in makers.items():
-        try:
-            works[name] = make()
-            got, found[name] = _first_run(works[name])
-            if want is None:
-                want = {key: value.float() for key, value in got.items() if key != "dw1"}
-            found[name]["against_ours"] = errors(got, want)
-            del got
-        except Exception as error:
-            works.pop(name, None)
-            found[name] = {"error": repr(error)[:300]}
-    times = clock.compare(works, runs=21)
-    for name, taken in times.items():
-        found[name].update(taken.as_dict(), ratio=taken.over(times[OURS]))
-    return found
+    return makers
 
 
-def _first_run(work: Callable[[], Any]) -> tuple[Any, Report]:
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    got = work()
-    torch.cuda.synchronize()
-    return got, {"peak_gb": (torch.cuda.max_memory_allocated() - before) / 1e9}
+def modes(shape: Shape, clock: Clock, runs: int) -> Report:
+    """Time deterministic mode against the default: these two alone, so that each follows the other.
+
+    Returns:
+        A `race` of both.
+    """
+    given = inputs(shape)
+
+    def step(deterministic: bool) -> Step:
+        return layer.layer_of(
+            given, accumulate=False, grad=torch.bfloat16, deterministic=deterministic
+        ).step
+
+    return race({OURS: lambda: step(False), "ours, deterministic": lambda: step(True)}, clock, runs)
 
 
-def passes(shape: Shape, clock: Clock) -> Report:
+def passes(shape: Shape, clock: Clock, runs: int) -> Report:
     """Time forward and backward apart, host times, and the memory held between them."""
     ours = layer.layer_of(inputs(shape), accumulate=True, grad=torch.float32)
-    before = torch.cuda.memory_allocated()
+    before = clock.memory()
     y, activated, pre = ours.forward()
-    held = torch.cuda.memory_allocated() - before - y.numel() * y.element_size()
+    held = clock.memory() - before - y.numel() * y.element_size()
     works: dict[str, Callable[[], object]] = {
         "forward": ours.forward,
         "backward": lambda: ours.backward(activated, pre),
         "backward_without_dprob": lambda: ours.backward(activated, pre, dprob=False),
     }
-    found: Report = {name: taken.as_dict() for name, taken in clock.compare(works).items()}
+    found: Report = {name: taken.as_dict() for name, taken in clock.compare(works, runs).items()}
     for name in ("forward", "backward"):
         found[f"host_{name}"] = clock.host(works[name]).as_dict()
     # The rewrite keeps the output before its product with the probabilities as well.
@@ -144,13 +143,14 @@ def passes(shape: Shape, clock: Clock) -> Report:
     return found
 
 
-def kernels(shape: Shape, clock: Clock, limits: Report) -> list[Report]:
+def kernels(shape: Shape, clock: Clock, limits: Report, runs: int) -> list[Report]:
     """Time every kernel as it is launched, with its two floors; a dense product by cuBLAS beside.
 
     Args:
         shape: Of the layer.
         clock: Times.
         limits: The result of `ceilings`.
+        runs: Number of turns.
     """
     given, buffers = inputs(shape), {}
     rows: list[Report] = []
@@ -159,7 +159,7 @@ def kernels(shape: Shape, clock: Clock, limits: Report) -> list[Report]:
         chosen = [(name, key) for name, key in keys if key.op is op]
         works = {name: layer.part(given, key, buffers) for name, key in chosen}
         works["cublas dense"] = dense(shape, op)
-        for name, taken in clock.compare(works, runs=11, warm=2).items():
+        for name, taken in clock.compare(works, runs, warm=2).items():
             row: Report = {"kernel": op.value, "variant": name, **taken.as_dict()}
             row["tflops"] = layer.part_flops(shape, op) / taken.median / 1e9
             key = dict(chosen).get(name)
@@ -221,7 +221,12 @@ def compile_all(shapes: Sequence[Shape]) -> None:
 
 
 def measure(
-    shapes: Sequence[Shape], *, with_peers: bool = True, parts: bool = True
+    shapes: Sequence[Shape],
+    *,
+    with_peers: bool = True,
+    parts: bool = True,
+    with_mxfp8: bool = True,
+    effort: Effort = FULL,
 ) -> Iterator[tuple[str, Any]]:
     """Yield (section, result) pairs; a section is a name, and the shape's label where it has one.
 
@@ -229,6 +234,8 @@ def measure(
         shapes: The layers.
         with_peers: Time the peers too.
         parts: Time the passes and the single kernels too.
+        with_mxfp8: Time the layer in MXFP8 too.
+        effort: How often everything runs.
     """
     clock = Clock()
     compile_all(shapes)
@@ -236,15 +243,25 @@ def measure(
     yield "ceilings", limits
     green = []
     for shape in shapes:
-        found = check(shape)
+        found = check(shape, effort.replays)
         if found["green"]:
             green.append(shape)
         yield f"check {shape.label}", found
         torch.cuda.empty_cache()
     for shape in green:
-        yield f"steps {shape.label}", steps(shape, clock, with_peers)
+        yield (
+            f"steps {shape.label}",
+            race(candidates(inputs(shape), with_peers), clock, effort.steps),
+        )
+        torch.cuda.empty_cache()
+        yield f"modes {shape.label}", modes(shape, clock, effort.modes)
         torch.cuda.empty_cache()
         if parts:
-            yield f"passes {shape.label}", passes(shape, clock)
-            yield f"kernels {shape.label}", kernels(shape, clock, limits)
+            yield f"passes {shape.label}", passes(shape, clock, effort.parts)
+            yield f"kernels {shape.label}", kernels(shape, clock, limits, effort.parts)
+            torch.cuda.empty_cache()
+    if with_mxfp8:
+        counts = {"runs": effort.steps, "replays": effort.replays}
+        for section in mxfp8.sections(green, clock, limits["copy_tbs"], **counts):
+            yield section
             torch.cuda.empty_cache()

@@ -7,14 +7,12 @@ Every step computes y, dx, dW1, dW2 (bf16, overwritten) and dprob.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 
+from te_grouped_mlp.bench import te_layer
+from te_grouped_mlp.bench.race import Step
 from te_grouped_mlp.bench.shapes import Inputs
-
-Step = Callable[[], dict[str, torch.Tensor]]
 
 
 def torch_step(given: Inputs, *, compiled: bool) -> Step:
@@ -61,3 +59,16 @@ def quack_step(given: Inputs) -> Step:
         return {"y": y, "dx": dx, "dprob": dprob, "dw2": dw2}
 
     return step
+
+
+def te_ops_step(given: Inputs) -> Step:
+    """Transformer Engine's three ops, unfused, over its own kernels.
+
+    Raises:
+        NotThere: Its compiled extension is not in this process.
+    """
+    te_layer.require_upstream()
+    layer = te_layer.Layer(given, te_layer.Mode(mxfp8=False, backend=None))
+    layer.step()
+    layer.require_path()
+    return layer.step

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -34,13 +34,25 @@ SHAPES = (
 """Four layers of known models' sizes, and a shared expert: one group."""
 
 
-def uneven_splits(shape: Shape, seed: int = 0) -> list[int]:
-    """Return sizes that sum to the tokens, differ by up to a few times, and fit no tile."""
+def uneven_splits(shape: Shape, seed: int = 0, tile: int = 1) -> list[int]:
+    """Return sizes that sum to the tokens and differ by up to a few times.
+
+    Args:
+        shape: Its tokens are a multiple of `tile`.
+        seed: Of the sizes.
+        tile: What every size is a multiple of; 1 gives sizes that fit no tile of a kernel.
+    """
     generator = torch.Generator().manual_seed(seed)
     weights = torch.rand(shape.experts, generator=generator) + 0.3
-    sizes = (weights / weights.sum() * shape.tokens).long().tolist()
-    sizes[-1] += shape.tokens - sum(sizes)
-    return sizes
+    shares = weights / weights.sum() * (shape.tokens // tile)
+    sizes = shares.long()
+    missing = shape.tokens // tile - int(sizes.sum())
+    if tile == 1:
+        sizes[-1] += missing
+    else:
+        # Tiles are few, so what rounding down took goes to those who lost most.
+        sizes[(shares - sizes).argsort(descending=True)[:missing]] += 1
+    return (sizes * tile).tolist()
 
 
 @dataclass
@@ -58,6 +70,15 @@ class Inputs:
     w1: torch.Tensor
     w2: torch.Tensor
 
+    def to(self, device: str) -> Inputs:
+        """Return the same inputs on another device."""
+        moved = {
+            field.name: value.to(device)
+            for field in fields(self)
+            if isinstance(value := getattr(self, field.name), torch.Tensor)
+        }
+        return replace(self, **moved)
+
     @property
     def w1_pairs(self) -> torch.Tensor:
         """FC1's weight with gate and linear rows next to each other; new."""
@@ -71,21 +92,23 @@ class Inputs:
         return self.w1.view(experts, -1, 2, 32, hidden).transpose(1, 2).reshape(self.w1.shape)
 
 
-def inputs(shape: Shape, seed: int = 0) -> Inputs:
-    """Random values of order one."""
+def inputs(
+    shape: Shape, seed: int = 0, *, tile: int = 1, device: str | torch.device = "cuda"
+) -> Inputs:
+    """Random values of order one; see `uneven_splits` for `tile`."""
     torch.manual_seed(seed)
-    sizes = uneven_splits(shape, seed)
+    sizes = uneven_splits(shape, seed, tile)
 
     def normal(*size: int, scale: float = 1.0) -> torch.Tensor:
-        return (torch.randn(*size, device="cuda") * scale).bfloat16()
+        return (torch.randn(*size, device=device) * scale).bfloat16()
 
-    counts = torch.tensor(sizes, dtype=torch.int64, device="cuda")
+    counts = torch.tensor(sizes, dtype=torch.int64, device=device)
     offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     wide = 2 * shape.ffn
     return Inputs(
         shape, sizes, counts, offsets, offsets[1:].to(torch.int32),
         normal(shape.tokens, shape.hidden), normal(shape.tokens, shape.hidden),
-        torch.rand(shape.tokens, device="cuda"),
+        torch.rand(shape.tokens, device=device),
         normal(shape.experts, wide, shape.hidden, scale=shape.hidden**-0.5),
         normal(shape.experts, shape.hidden, shape.ffn, scale=shape.ffn**-0.5),
     )  # fmt: skip

@@ -9,6 +9,7 @@ import dataclasses
 import importlib.util
 import os
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from te_grouped_mlp.cli import arguments, output
@@ -31,6 +32,9 @@ GRADS = {
     "bf16": ((DType.BFLOAT16, False),),
 }
 """Weight gradients: their type, and whether they are added to."""
+
+ORDERS = {"ascending": (False,), "descending": (True,), "all": (False, True)}
+"""Where the experts' matrices lie in memory, by whether the last one comes first."""
 
 _PROBS = {"fp32": DType.FLOAT32, "bf16": DType.BFLOAT16, "none": None}
 _PACKAGES = ("torch", "quack", "cutlass", "tvm_ffi")
@@ -72,6 +76,13 @@ def add_parser(subparsers: Any) -> None:
         choices=(*GRADS, "all"),
         default="all",
         help="where weight gradients go; default: all",
+    )
+    parser.add_argument(
+        "--order",
+        choices=tuple(ORDERS),
+        default="all",
+        help="how the experts' weights and gradients follow each other in memory; Megatron's "
+        "buffers are descending; default: all",
     )
     parser.add_argument(
         "--arch", choices=tuple(ARCHITECTURES), help="the GPU to compile for; default: this one"
@@ -135,18 +146,25 @@ def wanted(args: argparse.Namespace) -> list[KernelKey]:
         if refusal is not None:
             kind_of = CommandError if refusal.reason is Reason.PACKAGE else BadArgument
             raise kind_of(f"the native kernels do not take this: {refusal}")
-        for name, grads in GRADS.items():
-            for grad, accumulate in grads if args.grad in (name, "all") else ():
-                found |= dict.fromkeys(
-                    keys.of_problem(
-                        problem,
-                        kernels.target_arch(),
-                        prob=_PROBS[args.prob],
-                        grad=grad,
-                        accumulate=accumulate,
-                    )
+        for grad, accumulate, descending in _variants(args):
+            found |= dict.fromkeys(
+                keys.of_problem(
+                    problem,
+                    kernels.target_arch(),
+                    prob=_PROBS[args.prob],
+                    grad=grad,
+                    accumulate=accumulate,
+                    descending=descending,
                 )
+            )
     return list(found)
+
+
+def _variants(args: argparse.Namespace) -> Iterator[tuple[DType, bool, bool]]:
+    for name, grads in GRADS.items():
+        if args.grad in (name, "all"):
+            for descending in ORDERS[args.order]:
+                yield from ((grad, accumulate, descending) for grad, accumulate in grads)
 
 
 def problem_of(args: argparse.Namespace, kind: Activation) -> Problem:

@@ -11,7 +11,7 @@ from typing import Any
 
 import te_grouped_mlp
 from te_grouped_mlp import host, overlay
-from te_grouped_mlp.cli import machine, output, paths
+from te_grouped_mlp.cli import determinism, machine, output, paths
 from te_grouped_mlp.cli.remedies import REMEDIES
 from te_grouped_mlp.op.environment import (
     FUSED_SWITCH,
@@ -20,6 +20,7 @@ from te_grouped_mlp.op.environment import (
     Environment,
     read_switches,
 )
+from te_grouped_mlp.op.layout import Output
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.selftest import record
 
@@ -51,6 +52,12 @@ def add_parser(subparsers: Any) -> None:
         help="ask about another machine: sm=100, frontend=1.32.0, te=2.20.2, torch=..., "
         "cutlass_dsl=..., quack=..., triton=...; none stands for an absence",
     )
+    parser.add_argument(
+        "--determinism",
+        action="store_true",
+        help="print who computes what on SM 10x, by default and when determinism is asked for: the "
+        "table of docs/determinism.md",
+    )
     output.add_json(parser)
 
 
@@ -81,6 +88,9 @@ def overlay_state() -> State:
 
 def run(args: argparse.Namespace) -> int:
     """Print the report."""
+    if args.determinism:
+        print(determinism.markdown())
+        return 0
     assumed = machine.parse_assumptions(args.assume) if args.assume else {}
     state = overlay_state()
     if output.shows_text(args.json):
@@ -152,24 +162,31 @@ def _print_paths(answers: dict[paths.Question, paths.Answer], missing: list[str]
     else:
         print("\nWhat runs:")
     numbers: dict[tuple[str, Reject], int] = {}
-    found = output.table(*_COLUMNS, "path", "rows", "dprob by", "dbias by", "repeats", "why")
-    for key, answer in merged(answers):
-        why = [f"[{numbers.setdefault(each, len(numbers) + 1)}]" for each in answer.refusals]
-        repeats = {True: "yes", False: "no", None: ""}[answer.repeats]
-        cells = (answer.path, answer.rows, answer.dprob, answer.dbias, repeats, " ".join(why))
-        found.add_row(*key, *cells)
+    found = output.table(*_COLUMNS, "path", "rows", "repeats", "why")
+    for key, (*cells, refusals) in merged({each: _shown(answers[each]) for each in answers}):
+        why = [f"[{numbers.setdefault(each, len(numbers) + 1)}]" for each in refusals]
+        found.add_row(*key, *cells, " ".join(why))
     output.show(found)
     for (step, reject), number in numbers.items():
         print(f"[{number}] not {step}: {reject}. Remedy: {REMEDIES[reject.reason]}.")
 
 
-def merged(
-    answers: dict[paths.Question, paths.Answer],
-) -> list[tuple[tuple[str, ...], paths.Answer]]:
+def _shown(answer: paths.Answer) -> tuple[Any, ...]:
+    """Return the cells of an answer, and the refusals."""
+    repeats = {True: "yes", False: "no", None: ""}[answer.repeats]
+    if answer.varying:
+        repeats = f"all but {', '.join(answer.varying)}"
+    return answer.text, answer.rows, repeats, answer.refusals
+
+
+def merged(answers: dict[paths.Question, Any]) -> list[tuple[tuple[str, ...], Any]]:
     """Join questions with the same answer, so that a person can read the table.
 
+    Args:
+        answers: What is shown of every answer; it can be compared and hashed.
+
     Returns:
-        The texts of _COLUMNS ("any" where the answer does not depend on one) and the answer.
+        The texts of _COLUMNS ("any" where the answer does not depend on one) and what is shown.
     """
     texts = [(_texts(question), answer) for question, answer in answers.items()]
     values = [list(dict.fromkeys(key[index] for key, _ in texts)) for index in range(len(_COLUMNS))]
@@ -189,7 +206,7 @@ def _texts(question: paths.Question) -> tuple[str, ...]:
     return (
         question.activation.value,
         question.recipe.value,
-        "yes" if question.bias else "no",
+        question.bias.value,
         str(question.groups),
         "yes" if question.deterministic else "no",
     )
@@ -209,8 +226,13 @@ def _json(
             **dict(zip(_COLUMNS, _texts(question), strict=True)),
             "path": answer.path,
             "rows": answer.rows,
-            "dprob": answer.dprob,
-            "dbias": answer.dbias,
+            "since": answer.since,
+            "dprob": answer.by(Output.DPROB),
+            "dbias": answer.by(Output.DB1, Output.DB2),
+            "outputs": {
+                output.value: {"by": launches, "repeats": repeats}
+                for output, launches, repeats in answer.outputs
+            },
             "repeats": answer.repeats,
             "refusals": [_refusal(step, reject) for step, reject in answer.refusals],
         }

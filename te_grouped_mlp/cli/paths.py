@@ -11,7 +11,8 @@ from __future__ import annotations
 import importlib
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from types import ModuleType
 
 from te_grouped_mlp.op import backends
@@ -41,20 +42,47 @@ _SEVERAL = 8
 _ROWS = 2048
 
 
+class Bias(Enum):
+    """Which biases a step has; the value is the word of the tables."""
+
+    NONE = "none"
+    FC1 = "FC1"
+    FC2 = "FC2"
+    SCALED = "scale_bias"
+    """FC2's alone, multiplied by the probabilities."""
+    BOTH = "both"
+    """FC1's, and FC2's multiplied by the probabilities."""
+
+    @property
+    def on_fc1(self) -> bool:
+        """Whether FC1 has one."""
+        return self in (Bias.FC1, Bias.BOTH)
+
+    @property
+    def on_fc2(self) -> bool:
+        """Whether FC2 has one."""
+        return self not in (Bias.NONE, Bias.FC1)
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the probabilities multiply FC2's."""
+        return self in (Bias.SCALED, Bias.BOTH)
+
+
 @dataclass(frozen=True)
 class Question:
     """One cell of the table: a step as a user would describe it.
 
     Attributes:
         activation, recipe: Of the step.
-        bias: Biases on both linears, that of FC2 scaled by the probabilities.
+        bias: Which biases there are.
         groups: Number of experts.
         deterministic: Bit-identical results are demanded.
     """
 
     activation: Activation
     recipe: RecipeKind
-    bias: bool
+    bias: Bias
     groups: int
     deterministic: bool
 
@@ -67,31 +95,47 @@ class Answer:
         path: A backend of ours, "upstream", "unfused", or "raises" (RuntimeError, by us before any
             kernel, by upstream in the backward).
         rows: Row extent of full buffers, and of padded ones where it differs.
-        dprob, dbias: The launches that compute them; "" where the path is not ours.
+        since: Why a backend of ours took the call in the place of one that would vary; "" else.
+        outputs: Every wanted output, the launches that compute it, and whether it repeats; empty
+            where the path is not ours.
         repeats: Whether every output is bit-identical from run to run; None where not known.
         refusals: Each step that was passed over, with its reason.
     """
 
     path: str
     rows: str = ""
-    dprob: str = ""
-    dbias: str = ""
+    since: str = ""
+    outputs: tuple[tuple[Output, str, bool], ...] = ()
     repeats: bool | None = None
     refusals: tuple[tuple[str, Reject], ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The path in words, with what made it necessary."""
+        return f"{self.path}, since {self.since}" if self.since else self.path
+
+    @property
+    def varying(self) -> list[str]:
+        """The outputs that may differ from run to run, where that is known."""
+        return [output.value for output, _, repeats in self.outputs if not repeats]
+
+    def by(self, *outputs: Output) -> str:
+        """Return the launches that compute any of `outputs`; "" where the path is not ours."""
+        found = [launches for output, launches, _ in self.outputs if output in outputs]
+        return ", ".join(dict.fromkeys(name for each in found for name in each.split(", ")))
 
 
 def questions() -> Iterator[Question]:
     """Yield every combination of the table."""
     recipes = (RecipeKind.MXFP8, RecipeKind.NVFP4, RecipeKind.NONE)
     both = (False, True)
-    for found in itertools.product(Activation, recipes, both, (1, _SEVERAL), both):
+    for found in itertools.product(Activation, recipes, Bias, (1, _SEVERAL), both):
         yield Question(*found)
 
 
 def names(device: str = "cuda") -> tuple[str, ...]:
     """Return our backends in the order in which they are asked about tensors on a device."""
-    named, gpu = backends.NAMED_ONLY, backends.GPU_ONLY
-    left_out = named | gpu if device == "cpu" else named
+    left_out = backends.GPU_ONLY if device == "cpu" else frozenset()
     return tuple(name for name in backends.CLASSES if name not in left_out)
 
 
@@ -102,8 +146,8 @@ def problem_of(question: Question, env: Environment) -> Problem:
     bias = question.bias
     return Problem(
         num_groups=question.groups,
-        fc1=LinearSpec(_WIDTH, _WIDTH * spec.expansion, has_bias=bias, main_grad=True),
-        fc2=LinearSpec(_WIDTH, _WIDTH, has_bias=bias, scale_bias=bias, main_grad=True),
+        fc1=LinearSpec(_WIDTH, _WIDTH * spec.expansion, bias.on_fc1, main_grad=True),
+        fc2=LinearSpec(_WIDTH, _WIDTH, bias.on_fc2, bias.is_scaled, main_grad=True),
         activation=spec,
         recipe=question.recipe,
         recipe_detail="",
@@ -114,13 +158,14 @@ def problem_of(question: Question, env: Environment) -> Problem:
 
 def call_of(question: Question, *, full: bool) -> Call:
     """Return a training call in which every output is wanted."""
-    biases = set() if question.bias else {Output.DB1, Output.DB2}
+    bias = question.bias
+    absent = {Output.DB1: not bias.on_fc1, Output.DB2: not bias.on_fc2}
     return Call(
         rows=_ROWS,
         dtype=DType.BFLOAT16,
         prob_dtype=DType.FLOAT32,
         rows_are_full=full,
-        wanted=frozenset(Output) - biases,
+        wanted=frozenset(output for output in Output if not absent.get(output)),
         input_kind=TensorKind.PLAIN,
         unit_scale=False,
         deterministic=question.deterministic,
@@ -132,50 +177,50 @@ def answer(question: Question, env: Environment) -> Answer:
     """Return which path a step takes, by the order: ours, TE's fused op, unfused."""
     problem = problem_of(question, env)
     requested = env.switches.backend
-    ours = (
-        names(problem.device)
-        if requested == _AUTO
-        else tuple(n for n in backends.CLASSES if n == requested)
-    )
+    asked = names(problem.device) if requested == _AUTO else tuple(backends.CLASSES)
+    ours = [
+        (name, importlib.import_module(f"{backends.__name__}.{name}.capability"))
+        for name in asked
+        if requested in (_AUTO, name)
+    ]
+    refused = [(name, module.refusal(problem, env)) for name, module in ours]
+    found = [(name, reject) for name, reject in refused if reject is not None]
+    if len(found) == len(ours):
+        return _upstream_answer(question, env, found)
+    # The op is fused, and each call asks every backend in the order.
     refusals: list[tuple[str, Reject]] = []
-    able = []
-    for name in ours:
-        module = importlib.import_module(f"{backends.__name__}.{name}.capability")
-        assert module is not None
-        refusal = module.refusal(problem, env)
-        if refusal is None:
-            able.append((name, module))
-        else:
-            refusals.append((name, refusal))
-    for name, module in able:
+    since: list[str] = []
+    for name, module in ours:
         launches = module.plan_launches(problem, call_of(question, full=False), env)
-        weak = launches if isinstance(launches, Reject) else _weakness(question, launches)
-        if weak is None:
-            return _planned(name, module, question, problem, env, tuple(refusals))
-        refusals.append((name, weak))
-    if able:
-        return Answer(RAISES, refusals=tuple(refusals))
-    return _upstream_answer(question, env, refusals)
+        weak = [] if isinstance(launches, Reject) else _weak_outputs(question, launches)
+        if isinstance(launches, Reject):
+            refusals.append((name, launches))
+        elif weak:
+            text = "; ".join(
+                f"{output.value} is computed by {launch.kernel.value}, {launch.cause}"
+                for output, launch in weak
+            )
+            refusals.append((name, Reject(Reason.NOT_DETERMINISTIC, text)))
+            varying = ", ".join(dict.fromkeys(output.value for output, _ in weak))
+            since.append(f"{name} would be nondeterministic in {varying}")
+        else:
+            planned = _planned(name, module, question, problem, env)
+            return replace(planned, since=" and ".join(since), refusals=tuple(refusals))
+    return Answer(RAISES, refusals=tuple(refusals))
 
 
-def _weakness(question: Question, launches: Iterable[Launch]) -> Reject | None:
+def _weak_outputs(question: Question, launches: Iterable[Launch]) -> list[tuple[Output, Launch]]:
     if not question.deterministic:
-        return None
-    weak = [
-        f"{output.value} is computed by {launch.kernel.value}, {launch.cause}"
+        return []
+    return [
+        (output, launch)
         for launch in launches
         for output in sorted(launch.outputs - launch.deterministic, key=lambda each: each.value)
     ]
-    return Reject(Reason.NOT_DETERMINISTIC, "; ".join(weak)) if weak else None
 
 
 def _planned(
-    name: str,
-    module: ModuleType,
-    question: Question,
-    problem: Problem,
-    env: Environment,
-    refusals: tuple[tuple[str, Reject], ...],
+    name: str, module: ModuleType, question: Question, problem: Problem, env: Environment
 ) -> Answer:
     extents = []
     launches: tuple[Launch, ...] = ()
@@ -189,19 +234,23 @@ def _planned(
         )
         extents.append(layout.extent.value)
     full_rows, padded = extents
+    outputs = tuple(
+        (output, *_computed_by(launches, output))
+        for output in Output
+        if output in call_of(question, full=False).wanted
+    )
     return Answer(
         path=name,
         rows=full_rows if full_rows == padded else f"{full_rows}; padded: {padded}",
-        dprob=_computed_by(launches, Output.DPROB),
-        dbias=_computed_by(launches, Output.DB1, Output.DB2),
-        repeats=all(launch.outputs == launch.deterministic for launch in launches),
-        refusals=refusals,
+        outputs=outputs,
+        repeats=all(repeats for _, _, repeats in outputs),
     )
 
 
-def _computed_by(launches: Iterable[Launch], *outputs: Output) -> str:
-    found = [each.kernel.value for each in launches if not each.outputs.isdisjoint(outputs)]
-    return ", ".join(found)
+def _computed_by(launches: Iterable[Launch], output: Output) -> tuple[str, bool]:
+    found = [each for each in launches if output in each.outputs]
+    text = ", ".join(each.kernel.value for each in found)
+    return text, all(output in each.deterministic for each in found)
 
 
 def _upstream_answer(
@@ -211,7 +260,8 @@ def _upstream_answer(
     if refusal is not None:
         return Answer(UNFUSED, refusals=(*refusals, (UPSTREAM, refusal)))
     gated = question.activation.is_gated
-    weak = gated or question.bias or not env.wrapper_takes("dsrelu", "deterministic")
+    bias = question.bias
+    weak = gated or bias.is_scaled or not env.wrapper_takes("dsrelu", "deterministic")
     if question.deterministic and weak:
         detail = "its backward raises for every gated activation and for a scaled FC2 bias"
         weakness = Reject(Reason.NOT_DETERMINISTIC, detail)
@@ -219,7 +269,9 @@ def _upstream_answer(
     single = is_single_group(question.groups)
     dense = single and (_te_2_19(env) or (gated and env.wrapper_takes("glu", RUNTIME_OFFSETS)))
     rows = "buffer" if dense else "packed"
-    return Answer(UPSTREAM, rows, repeats=question.deterministic, refusals=tuple(refusals))
+    # Its check is about dprob; of the bias gradients it says nothing.
+    repeats = None if question.deterministic and bias is not Bias.NONE else question.deterministic
+    return Answer(UPSTREAM, rows, repeats=repeats, refusals=tuple(refusals))
 
 
 def upstream_refusal(question: Question, env: Environment) -> Reject | None:
@@ -250,7 +302,7 @@ def _upstream_refusals(question: Question, env: Environment) -> Iterator[Reject]
     if wrapper and not env.wrapper_takes(wrapper, argument):
         yield Reject(Reason.WRAPPER, f"{wrapper} has no argument {argument}")
     weak = upstream.determinism_refusal(
-        problem_of(question, env),
+        question.activation.value,
         requested=question.deterministic,
         has_own_check=not _te_2_19(env),
     )

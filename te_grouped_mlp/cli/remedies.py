@@ -29,7 +29,8 @@ REMEDIES: dict[Reason, str] = {
     Reason.NOT_DETERMINISTIC: "change what the cause names, do without the gradient of the "
     "probabilities, or take back the request for determinism",
     Reason.INPUT_KIND: "hand in a plain tensor, or run the step under a block-scaled recipe",
-    Reason.ALIGNMENT: "pad each expert's rows to a multiple of 128",
+    Reason.ALIGNMENT: "pad each expert's rows to a multiple of 128, and of 256 for the kernels of "
+    "the cuDNN frontend",
     Reason.OPTION: "change the option that is named",
     Reason.PATCHED: "take the patch out: te-grouped-mlp patch revert",
 }

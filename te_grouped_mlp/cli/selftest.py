@@ -46,7 +46,8 @@ def add_parser(subparsers: Any) -> None:
         "--backend",
         default="auto",
         metavar="NAME",
-        help="the backend; default: what auto chooses here, and on SM 10x cudnn as well",
+        help="the backend; default: what auto chooses here, and on SM 10x under MXFP8 cutedsl as "
+        "well, which stands in where cudnn cannot be deterministic",
     )
     parser.add_argument(
         "--activation",

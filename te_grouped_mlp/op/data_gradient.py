@@ -37,8 +37,7 @@ def through_activation(
     problem, call = plan.problem, plan.call
     if not call.needs_dact:
         return _NOTHING
-    dtype = torch_dtype(call.dtype)
-    w2 = weights.for_backward(fc2, problem.fc2, state.w2, call.format, dtype)
+    w2 = weights.for_backward(fc2, problem.fc2, state.w2, plan)
     assert state.pre_activation is not None
     epilogue = DactEpilogue(
         prob=state.prob,
@@ -70,11 +69,10 @@ def of_input(
     problem, call = state.plan.problem, state.plan.call
     if not call.wants(Output.DX):
         return None
-    dtype = torch_dtype(call.dtype)
-    w1 = weights.for_backward(fc1, problem.fc1, state.w1, call.format, dtype)
+    w1 = weights.for_backward(fc1, problem.fc1, state.w1, state.plan)
     dx = buffer
     if dx is None:
         shape = (call.rows, problem.fc1.in_features)
-        dx = memory.empty(shape, dtype, state.splits.sizes.device)
+        dx = memory.empty(shape, torch_dtype(call.dtype), state.splits.sizes.device)
     run.gemm(Kernel.FC1_DGRAD, dh, w1, dx, GemmEpilogue(zero_tail=buffer is None))
     return dx

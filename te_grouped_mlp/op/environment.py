@@ -25,6 +25,7 @@ FUSED_SWITCH = "NVTE_CUTEDSL_FUSED_GROUPED_MLP"
 BACKEND_SWITCH = "NVTE_GROUPED_MLP_BACKEND"
 FULL_ROWS_SWITCH = "NVTE_GROUPED_MLP_FULL_ROWS"
 CHECK_SWITCH = "NVTE_GROUPED_MLP_CHECK"
+REUSE_WEIGHTS_SWITCH = "NVTE_GROUPED_MLP_REUSE_WEIGHTS"
 DETERMINISM_SWITCH = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
 FORK_SWITCH = "NVTE_GROUPED_MLP_FORK"
 STANDALONE_SWITCH = "NVTE_GROUPED_MLP_STANDALONE"
@@ -72,6 +73,7 @@ class Switches:
         full_rows: The promise that a routed single group fills its buffer.
         check: Read values on the device to check them; this synchronises.
         allow_nondeterministic: Results may differ from run to run.
+        reuse_weights: The promise that PyTorch counts every change of a weight.
     """
 
     fused: bool = False
@@ -79,6 +81,7 @@ class Switches:
     full_rows: bool = False
     check: bool = False
     allow_nondeterministic: bool = True
+    reuse_weights: bool = False
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,7 @@ def read_switches() -> Switches:
         read(FULL_ROWS_SWITCH),
         read(CHECK_SWITCH),
         read(DETERMINISM_SWITCH),
+        read(REUSE_WEIGHTS_SWITCH),
     )
 
 
@@ -182,6 +186,7 @@ def _switches(
     full_rows: str | None,
     check: str | None,
     allow_nondeterministic: str | None,
+    reuse_weights: str | None,
 ) -> Switches:
     return Switches(
         fused=_integer(FUSED_SWITCH, fused, 0) > 0,
@@ -189,6 +194,7 @@ def _switches(
         full_rows=_integer(FULL_ROWS_SWITCH, full_rows, 0) > 0,
         check=_integer(CHECK_SWITCH, check, 0) > 0,
         allow_nondeterministic=_integer(DETERMINISM_SWITCH, allow_nondeterministic, 1) != 0,
+        reuse_weights=_integer(REUSE_WEIGHTS_SWITCH, reuse_weights, 0) > 0,
     )
 
 

@@ -60,6 +60,21 @@ class QuantizedCopy:
 
 
 @dataclass(frozen=True)
+class ExactCopy:
+    """A quantized copy kept as the bf16 values that its bytes stand for, instead of them.
+
+    An E4M3 number times a power of two is one of bf16's (unless it is below 2**-133).
+
+    Attributes:
+        values: bf16 (rows, cols), row-major; rows past the live ones are unwritten.
+        axis: Which blocks shared a scale.
+    """
+
+    values: torch.Tensor
+    axis: Axis
+
+
+@dataclass(frozen=True)
 class GroupedOperand:
     """A token tensor whose rows belong to groups.
 
@@ -68,7 +83,8 @@ class GroupedOperand:
         shape: (buffer rows, features).
         layout: The row layout that the buffers were made for.
         splits: Division of the rows.
-        row, column: Quantized copies; None when not made or already dropped.
+        row, column: Quantized copies; None when not made or already dropped. A plan that reads
+            values has an ExactCopy where the copy is read in the pass that makes it.
         plain: The values themselves, (rows, features), for UNQUANTIZED.
     """
 
@@ -76,8 +92,8 @@ class GroupedOperand:
     shape: tuple[int, int]
     layout: GroupLayout
     splits: Splits
-    row: QuantizedCopy | None = None
-    column: QuantizedCopy | None = None
+    row: QuantizedCopy | ExactCopy | None = None
+    column: QuantizedCopy | ExactCopy | None = None
     plain: torch.Tensor | None = None
 
     def without_row(self) -> GroupedOperand:
@@ -97,8 +113,9 @@ class WeightOperand:
         format: Of the values.
         shape: (out features, in features) of one expert.
         axis: ROW for the forward product (contracted over in features), COLUMN for the backward.
-        data: One (out, in) tensor per expert: element bytes, or the values for UNQUANTIZED.
-        scale: One tensor of block scales per expert; empty for UNQUANTIZED.
+        data: One (out, in) tensor per expert: element bytes, or the values for UNQUANTIZED and
+            for a plan that reads values.
+        scale: One tensor of block scales per expert; empty with values.
         swizzled: Whether the scales are in the tile order of `scale_layout`.
     """
 

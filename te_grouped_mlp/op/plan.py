@@ -61,6 +61,9 @@ class Plan:
         problem, call: What the plan was made for.
         layout: The row layout of every token buffer.
         launches: Every launch, forward and backward, in order.
+        reads_values: Products read bf16 values on the grid of the call's block-scaled format,
+            instead of bytes and scales.
+        reuses_weights: Such values of the weights are kept while the weights count no change.
     """
 
     backend: str
@@ -68,6 +71,8 @@ class Plan:
     call: Call
     layout: GroupLayout
     launches: tuple[Launch, ...]
+    reads_values: bool = False
+    reuses_weights: bool = False
 
     @property
     def recomputes_activated(self) -> bool:

@@ -12,7 +12,7 @@ from transformer_engine.pytorch.constants import TE_DType
 from transformer_engine.pytorch.ops._common import maybe_dequantize
 from transformer_engine.pytorch.tensor.grouped_tensor import GroupedTensor
 
-from te_grouped_mlp.op import scale_layout
+from te_grouped_mlp.op import exact_tokens, scale_layout
 from te_grouped_mlp.op.formats import Format
 from te_grouped_mlp.op.layout import GroupLayout
 from te_grouped_mlp.op.operands import (
@@ -26,7 +26,14 @@ from te_grouped_mlp.op.plan import Plan
 
 
 def tokens(
-    tensor: torch.Tensor, quantizer: Any, plan: Plan, splits: Splits, *, row: bool, column: bool
+    tensor: torch.Tensor,
+    quantizer: Any,
+    plan: Plan,
+    splits: Splits,
+    *,
+    row: bool,
+    column: bool,
+    waits: bool,
 ) -> GroupedOperand:
     """Make the operand of a token tensor; the tensor and the quantizer stay as they are.
 
@@ -36,6 +43,8 @@ def tokens(
         plan: Its layout says which rows are read and written.
         splits: Division of the rows.
         row, column: Which copies are wanted.
+        waits: The column copy is read by a later pass. A plan that reads values gets its bytes
+            then, which take half the memory.
 
     Returns:
         An operand with new buffers, except that a GroupedTensor's own bytes are used as they are.
@@ -48,6 +57,8 @@ def tokens(
     if not fmt.is_block_scaled:
         shape = (int(plain.shape[0]), int(plain.shape[1]))
         return GroupedOperand(fmt, shape, layout, splits, plain=plain)
+    if plan.reads_values:
+        return exact_tokens.operand(plain, plan, splits, row=row, column=column, waits=waits)
     own = _own_quantizer(quantizer, row, column)
     if layout.use_dense_single_group:
         return _from_dense(tex.quantize(tensor=plain, quantizer=own), plain, fmt, layout, splits)

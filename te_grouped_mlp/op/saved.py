@@ -10,7 +10,13 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op.operands import GroupedOperand, QuantizedCopy, Splits, WeightOperand
+from te_grouped_mlp.op.operands import (
+    ExactCopy,
+    GroupedOperand,
+    QuantizedCopy,
+    Splits,
+    WeightOperand,
+)
 from te_grouped_mlp.op.plan import Plan
 
 STASH_MARK = "grouped_tensor_scale_inv"
@@ -85,6 +91,7 @@ _TENSORS = {
     Splits: ("sizes", "ends", "offsets", "element_offsets"),
     GroupedOperand: ("splits", "row", "column", "plain"),
     QuantizedCopy: ("data", "scale"),
+    ExactCopy: ("values",),
     WeightOperand: ("data", "scale"),
 }
 """Records that hold tensors, and their fields where those may lie."""
@@ -93,7 +100,7 @@ _TENSORS = {
 def _row_prefix_tensors(state: SavedState) -> list[tuple[torch.Tensor, bool]]:
     found = []
     for operand in (state.x, state.activated):
-        if operand is not None and operand.column is not None:
+        if operand is not None and isinstance(operand.column, QuantizedCopy):
             found += [(operand.column.data, False), (operand.column.scale, True)]
         elif operand is not None and operand.plain is not None:
             found.append((operand.plain, False))

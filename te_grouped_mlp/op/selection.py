@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from te_grouped_mlp.op.backends import CLASSES, GPU_ONLY, NAMED_ONLY
+from te_grouped_mlp.op.backends import CLASSES, GPU_ONLY
 from te_grouped_mlp.op.backends.base import Backend
 from te_grouped_mlp.op.backends.checked import CheckedBackend
 from te_grouped_mlp.op.environment import (
@@ -59,8 +59,7 @@ def candidates(env: Environment, device: str = "cuda") -> tuple[str, ...]:
     """
     requested = env.switches.backend
     if requested == AUTO:
-        left_out = NAMED_ONLY | GPU_ONLY if device == "cpu" else NAMED_ONLY
-        return tuple(name for name in _MODULES if name not in left_out)
+        return tuple(name for name in _MODULES if device != "cpu" or name not in GPU_ONLY)
     if requested not in NAMES:
         allowed = ", ".join((AUTO, *NAMES))
         raise ValueError(f"{BACKEND_SWITCH} is {requested!r}; allowed: {allowed}")

@@ -13,7 +13,7 @@ from te_grouped_mlp.op import gradients, weights
 from te_grouped_mlp.op.backends.checked import CheckedBackend
 from te_grouped_mlp.op.gradients import WgradTarget
 from te_grouped_mlp.op.layout import Kernel, Output
-from te_grouped_mlp.op.operands import GroupedOperand, torch_dtype
+from te_grouped_mlp.op.operands import GroupedOperand, QuantizedCopy, torch_dtype
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import LinearSpec
 from te_grouped_mlp.op.te_adapter import clear_tensor_data, parameters, placeholder_grads
@@ -81,7 +81,7 @@ def _weight_grads(
         op.wgrad_store.put(entry, lambda *_: run.wgrad(kernel, x, dy, target))
     else:
         run.wgrad(kernel, x, dy, target)
-        if owns_x and x.column is not None:
+        if owns_x and isinstance(x.column, QuantizedCopy):
             clear_tensor_data(x.column.data, x.column.scale)
         if spec.distributed:
             weights.finalize_grads(op, target.members())

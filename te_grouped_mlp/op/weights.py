@@ -17,8 +17,11 @@ from transformer_engine.pytorch.distributed_weight import (
 )
 from transformer_engine.pytorch.quantized_tensor import QuantizedTensorStorage
 
+from te_grouped_mlp.op import exact_weights
+from te_grouped_mlp.op.exact_weights import ExactWeights
 from te_grouped_mlp.op.formats import SCALE_TILE_OUTER, Format
-from te_grouped_mlp.op.operands import Axis, WeightOperand
+from te_grouped_mlp.op.operands import Axis, WeightOperand, torch_dtype
+from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import LinearSpec
 from te_grouped_mlp.op.te_adapter import parameters
 
@@ -31,7 +34,8 @@ class Members:
 
     Attributes:
         row, column: Data and scales of the copies, one each per expert; None for a copy that was
-            not asked for. UNQUANTIZED has the values as both, and no scales.
+            not asked for. UNQUANTIZED has the values as both, and no scales; a plan that reads
+            values has those of each copy, and no scales.
         swizzled: Whether the scales are in tile order.
     """
 
@@ -43,29 +47,30 @@ class Members:
 _AS_THEY_ARE = {torch.Tensor, torch.nn.Parameter}
 
 
-def forward_members(
-    op: Any, spec: LinearSpec, fmt: Format, dtype: torch.dtype, *, column: bool
-) -> Members:
+def forward_members(op: Any, spec: LinearSpec, plan: Plan, *, column: bool) -> Members:
     """Return the quantized (or plain) weights for the forward.
 
     Args:
         op: The GroupedLinear.
         spec: Its facts.
-        fmt: Format of the operands.
-        dtype: Compute dtype, for UNQUANTIZED.
+        plan: Says the format, and whether values are read.
         column: Also make the column copy, which the backward reads.
 
     Returns:
-        New copies with compact scales; of quantized parameters their own data.
+        New copies with compact scales; of quantized parameters their own data. For a plan that
+        reads values, those, new or kept (`exact_weights`).
 
     Raises:
         RuntimeError: A quantized parameter lacks a copy that is asked for.
     """
-    if spec.single_grouped_weight:
-        return _grouped_members(op, spec, fmt, dtype, column=column)
+    fmt, dtype = plan.call.format, torch_dtype(plan.call.dtype)
     weights: list[Any] = parameters(op)
     if spec.distributed:
         weights = materialize_weight_for_forward(weights)
+    if plan.reads_values:
+        return _exact_members(op, weights, spec, plan, row=True, column=column)
+    if spec.single_grouped_weight:
+        return _grouped_members(op, spec, fmt, dtype, column=column)
     return _discrete_members(op, weights, fmt, dtype, row=True, column=column)
 
 
@@ -79,13 +84,17 @@ def to_save(
 
 
 def for_backward(
-    op: Any, spec: LinearSpec, kept: WeightOperand | None, fmt: Format, dtype: torch.dtype
+    op: Any, spec: LinearSpec, kept: WeightOperand | None, plan: Plan
 ) -> WeightOperand:
     """Return the operand of the backward: the saved one, or a distributed weight gathered anew."""
     if kept is not None:
         return kept
+    fmt, dtype = plan.call.format, torch_dtype(plan.call.dtype)
     gathered = materialize_weight_for_backward(parameters(op))
-    members = _discrete_members(op, gathered, fmt, dtype, row=False, column=True)
+    if plan.reads_values:
+        members = _exact_members(op, gathered, spec, plan, row=False, column=True)
+    else:
+        members = _discrete_members(op, gathered, fmt, dtype, row=False, column=True)
     return operand(members, spec, fmt, Axis.COLUMN)
 
 
@@ -100,6 +109,48 @@ def operand(members: Members, spec: LinearSpec, fmt: Format, axis: Axis) -> Weig
     assert copies is not None
     shape = (spec.out_features, spec.in_features)
     return WeightOperand(fmt, shape, axis, *copies, members.swizzled)
+
+
+def _exact_members(
+    op: Any, weights: Sequence[Any], spec: LinearSpec, plan: Plan, *, row: bool, column: bool
+) -> Members:
+    """Return the values that the quantized copies stand for, for a plan that reads values."""
+    storages: Sequence[Any] = weights
+    grouped = weights[0] if spec.single_grouped_weight else None
+    if grouped is not None and grouped.quantizer is not None:
+        storages = grouped.quantized_tensors or grouped.copy().split_into_quantized_tensors()
+    if isinstance(storages[0], QuantizedTensorStorage):
+        found = _members_of(storages, row=row, column=column)
+        copies = {Axis.ROW: found.row, Axis.COLUMN: found.column}
+        wanted = {axis: each for axis, each in copies.items() if each is not None}
+        shape = (spec.out_features, spec.in_features)
+        made = exact_weights.of_quantized(wanted, shape, swizzled=found.swizzled)
+    else:
+        made = _rounded(op, weights, spec, plan, row=row, column=column)
+
+    def members(values: torch.Tensor | None) -> Any:
+        return None if values is None else (values.unbind(0), ())
+
+    return Members(members(made.row), members(made.column))
+
+
+def _rounded(
+    op: Any, weights: Sequence[Any], spec: LinearSpec, plan: Plan, *, row: bool, column: bool
+) -> ExactWeights:
+    """Round plain weights, or return what was made of them before."""
+    two_d = bool(getattr(op.get_quantizer("forward", 1), "with_2d_quantization", False))
+    # The tensor inside counts the writes that pass by the parameter around it.
+    inside = [weights[0].rowwise_data] if spec.single_grouped_weight else weights
+    counted = [*weights, *inside] if spec.single_grouped_weight else weights
+    reuses = plan.reuses_weights and not spec.distributed
+    name = exact_weights.content_name(inside, counted, two_d) if reuses else None
+    made = exact_weights.kept(weights[0], name, row=row, column=column)
+    if made is None:
+        shape = (-1, spec.out_features, spec.in_features)
+        stacked = inside[0].view(shape) if spec.single_grouped_weight else inside
+        made = exact_weights.of_plain(stacked, row=row, column=column, two_d=two_d)
+        exact_weights.keep(weights[0], name, made)
+    return made
 
 
 def _discrete_members(

@@ -5,13 +5,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from te_grouped_mlp.op import environment, selection
-from te_grouped_mlp.op.backends import NAMED_ONLY
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED, DType, Format
-from te_grouped_mlp.op.plan import Reject
+from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import (
     Activation,
     ActivationSpec,
@@ -33,6 +33,7 @@ PARAMETERS: dict[Activation, dict[str, float]] = {
 """Away from the defaults and within the values' range, so that ignoring one shows."""
 
 INTERLEAVE = 32
+_BLACKWELL, _FALLBACK = 10, "cutedsl"
 _RECIPES = {MXFP8: RecipeKind.MXFP8, UNQUANTIZED: RecipeKind.NONE}
 
 
@@ -131,8 +132,8 @@ def find(
     """Find out what runs here.
 
     Args:
-        requested: A backend, or "auto": what that chooses, and the backends that run only when
-            they are named and would run here.
+        requested: A backend, or "auto": what that chooses, and on SM 10.x under MXFP8 the native
+            kernels, which take the calls that the chosen backend cannot make deterministic.
         devices: Types of the devices whose tensors can be used.
         kinds: The activations that TE has.
         quick: Leave layouts out.
@@ -141,19 +142,18 @@ def find(
         The cases of every backend, device and format that runs at least one of them, each case
         once; and, for what runs none, the refusals.
     """
-    asked = [requested]
-    if requested == selection.AUTO:
-        asked += sorted(NAMED_ONLY)
+    asked = list(itertools.product([requested], devices, _RECIPES))
+    sm = environment.current().sm
+    if requested == selection.AUTO and sm and sm[0] == _BLACKWELL and "cuda" in devices:
+        asked.append((_FALLBACK, "cuda", MXFP8))
     found: dict[Case, None] = {}
     refused: dict[tuple[str, Reject], None] = {}
-    for name in asked:
-        for device in devices:
-            for fmt in _RECIPES:
-                cases = list(_cases(name, device, fmt, kinds, quick=quick))
-                if all(case.declined for case in cases):
-                    refused |= {(case.backend, case.declined): None for case in cases}
-                else:
-                    found |= dict.fromkeys(cases)
+    for name, device, fmt in asked:
+        cases = list(_cases(name, device, fmt, kinds, quick=quick))
+        if all(case.declined for case in cases):
+            refused |= {(case.backend, case.declined): None for case in cases}
+        else:
+            found |= dict.fromkeys(cases)
     return list(found), list(refused)
 
 
@@ -171,5 +171,12 @@ def _cases(
                 if chosen is not None:
                     yield dataclasses.replace(case, backend=chosen)
                     continue
-                for name, reject in selection.refusals(case.problem, env).items():
+                refusals = selection.refusals(case.problem, env)
+                # That "auto" leaves a backend out is no news where another one has a cause.
+                telling = {
+                    name: reject
+                    for name, reject in refusals.items()
+                    if reject.reason is not Reason.NOT_NAMED
+                }
+                for name, reject in (telling or refusals).items():
                     yield dataclasses.replace(case, backend=name, declined=reject)

@@ -54,8 +54,18 @@ def test_every_weight_gradient_is_prepared_once(arguments) -> None:
     wanted = {(DType.FLOAT32, True), (DType.FLOAT32, False), (DType.BFLOAT16, False)}
     assert grads == wanted
     single = command.wanted(arguments("--grad", "bf16"))
-    assert [key.out for key in single if key.op is Op.FC1_WGRAD] == [DType.BFLOAT16]
+    assert [key.out for key in single if key.op is Op.FC1_WGRAD] == [DType.BFLOAT16] * 2
     assert set(single) < set(found)
+
+
+def test_both_orders_in_memory_are_prepared(arguments) -> None:
+    found = command.wanted(arguments())
+    for op in (Op.FC1_ACT, Op.FC2_FORWARD, Op.DACT_DGRAD, Op.FC1_DGRAD, Op.FC2_WGRAD, Op.FC1_WGRAD):
+        assert [key.descending for key in found if key.op is op].count(True) > 0
+    single = {order: command.wanted(arguments("--order", order)) for order in command.ORDERS}
+    assert set(single["all"]) == set(found) == set(single["ascending"] + single["descending"])
+    assert {key.descending for key in single["ascending"]} == {False}
+    assert {key.descending for key in single["descending"] if key.tile} == {True}
 
 
 def test_every_activation_and_bias_is_prepared(arguments) -> None:
@@ -116,7 +126,8 @@ def test_the_cache_is_filled_without_a_gpu_and_once(tmp_path: Path) -> None:
     call = ["-m", "te_grouped_mlp.cli", "compile", "--shape", "4,256,128", "--arch", "sm_90a"]
     for compiled in (True, False):
         done = subprocess.run(
-            [sys.executable, *call, "--activation", "srelu", "--grad", "bf16", "--json"],
+            [sys.executable, *call, "--activation", "srelu", "--grad", "bf16",
+             "--order", "ascending", "--json"],
             cwd=ROOT, env=env, capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-2000:]

@@ -14,6 +14,7 @@ import pytest
 from te_grouped_mlp.cli import doctor, frontend_releases, machine, paths
 from te_grouped_mlp.cli.remedies import REMEDIES
 from te_grouped_mlp.op.environment import Absent, Environment, Switches
+from te_grouped_mlp.op.layout import Output
 from te_grouped_mlp.op.plan import Reason
 from te_grouped_mlp.op.problem import Activation, RecipeKind
 from tests.cli import frontend_signatures
@@ -142,7 +143,7 @@ def _question(**changes: object) -> paths.Question:
     values = {
         "activation": Activation.SWIGLU,
         "recipe": RecipeKind.MXFP8,
-        "bias": False,
+        "bias": paths.Bias.NONE,
         "groups": 1,
         "deterministic": False,
     }
@@ -152,11 +153,14 @@ def _question(**changes: object) -> paths.Question:
 @pytest.mark.parametrize("kind", Activation)
 @pytest.mark.parametrize("groups", [1, 8])
 def test_cpu_table_is_what_the_op_plans(kind: Activation, groups: int) -> None:
-    question = _question(activation=kind, groups=groups, bias=True, deterministic=True)
+    bias = paths.Bias.BOTH
+    question = _question(activation=kind, groups=groups, bias=bias, deterministic=True)
     found = paths.answer(question, _machine())
     assert found.path == "reference"
     assert found.repeats is True
-    assert found.dprob == "fc2_bias_grad, dact_dgrad"
+    assert found.by(Output.DPROB) == "fc2_bias_grad, dact_dgrad"
+    assert found.by(Output.DB1, Output.DB2) == "dact_dgrad, fc2_bias_grad"
+    assert {output for output, _, _ in found.outputs} == set(Output)
     gated = kind not in (Activation.SRELU, Activation.TANH_SRELU)
     dense = gated and groups == 1  # written out: the extents of the newest frontend
     assert found.rows == ("buffer; padded: packed" if dense else "packed")
@@ -192,6 +196,11 @@ def test_upstream_conditions() -> None:
     assert answer(named, deterministic=True).path == "raises"
     srelu = answer(named, activation=Activation.SRELU, deterministic=True)
     assert (srelu.path, srelu.repeats) == ("upstream", True)
+    scaled, plain = (
+        answer(named, activation=Activation.SRELU, deterministic=True, bias=bias)
+        for bias in (paths.Bias.SCALED, paths.Bias.FC2)
+    )
+    assert (scaled.path, plain.path, plain.repeats) == ("raises", "upstream", None)
     assert answer(_blackwell("1.27.0"), activation=Activation.SRELU, deterministic=True).path == (
         "raises"
     )
@@ -211,18 +220,71 @@ def test_assumed_machine_is_asked_without_torch(shell: Shell) -> None:
     assert found["sm"] == "100"
     assert found["versions"]["cudnn_frontend"] == "1.32.0"
     assert found["assumed"] == {"sm": "100", "frontend": "1.32.0", "te": "2.20.2"}
-    assert len(found["paths"]) == len(Activation) * 3 * 2 * 2 * 2
+    assert len(found["paths"]) == len(Activation) * 3 * len(paths.Bias) * 2 * 2
     for row in found["paths"]:
         assert row["path"] not in ("reference", "")
+        assert bool(row["since"]) == (row["path"] == "cutedsl")
+        ours = row["path"] in ("cudnn", "cutedsl")
+        assert set(row["outputs"]) >= ({"y", "dx", "dW1", "dW2", "dprob"} if ours else set())
+        assert ours or row["outputs"] == {}
         for refusal in row["refusals"]:
             assert refusal["reason"] in Reason.__members__
             assert refusal["remedy"]
 
 
+def test_fallback_is_named_with_its_cause(shell: Shell) -> None:
+    """Beside a frontend whose dGLU cannot be told to keep its order."""
+    packages = "quack=0.6.5,cutlass_dsl=4.8.1,triton=3.6.0"
+    assumed = ("--assume", f"sm=100,frontend=1.30.0,te=2.20.2,{packages}")
+    assert shell("doctor", *assumed) == 0
+    cause = "cutedsl, since cudnn would be nondeterministic in "
+    assert f"{cause}dprob " in shell.out
+    assert f"{cause}db1, dprob " in shell.out
+    assert "all but dprob" in shell.out
+    assert shell("doctor", *assumed, "--json") == 0
+    rows = [row for row in shell.json()["paths"] if row["recipe"] == "mxfp8"]
+    assert len(rows) == len(Activation) * len(paths.Bias) * 2 * 2
+    for row in rows:
+        gated = Activation(row["activation"]).is_gated
+        stands_in = gated and row["deterministic"] == "yes"
+        assert row["path"] == ("cutedsl" if stands_in else "cudnn")
+        assert row["repeats"] is (row["deterministic"] == "yes")
+        varying = "db1, dprob" if row["bias"] in ("FC1", "both") else "dprob"
+        since = f"cudnn would be nondeterministic in {varying}"
+        assert row["since"] == (since if stands_in else "")
+        assert row["outputs"]["dprob"]["repeats"] is row["repeats"]
+        assert row["outputs"]["dx"] == {"by": "fc1_dgrad", "repeats": True}
+
+
+def test_without_the_native_kernels_the_demand_raises(shell: Shell) -> None:
+    assert shell("doctor", "--assume", "sm=103,frontend=1.30.0,te=2.20.2,quack=none", "--json") == 0
+    rows = [row for row in shell.json()["paths"] if row["recipe"] == "mxfp8"]
+    raising = [row for row in rows if row["path"] == "raises"]
+    assert {row["activation"] for row in raising} == {
+        kind.value for kind in Activation if kind.is_gated
+    }
+    for row in raising:
+        assert row["deterministic"] == "yes"
+        reasons = {each["step"]: each["reason"] for each in row["refusals"]}
+        assert (reasons["cudnn"], reasons["cutedsl"]) == ("NOT_DETERMINISTIC", "PACKAGE")
+
+
+def test_determinism_prints_the_table_and_examines_nothing(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "examine", None)
+    assert shell("doctor", "--determinism") == 0
+    heading, rule, *rows = shell.out.splitlines()
+    assert heading.startswith("| activation | bias | `deterministic` |")
+    assert set(rule) <= set("|- ")
+    assert len(rows) == 20
+
+
 def test_merged_table_covers_every_question() -> None:
-    answers = {question: paths.answer(question, _blackwell()) for question in paths.questions()}
+    found = {question: paths.answer(question, _blackwell()) for question in paths.questions()}
+    answers = {question: doctor._shown(answer) for question, answer in found.items()}
     rows = doctor.merged(answers)
-    assert len(rows) < len(answers) / 3
+    assert len(rows) < len(answers) / 10
     for question, answer in answers.items():
         key = doctor._texts(question)
         hits = [

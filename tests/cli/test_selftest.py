@@ -273,9 +273,10 @@ def _found(env: Environment, requested: str) -> list[cases.Case]:
 @pytest.mark.parametrize(
     ("sm", "requested", "expected"),
     [
-        ((10, 0), "auto", {("cudnn", MXFP8)}),
+        ((10, 0), "auto", {("cudnn", MXFP8), ("cutedsl", MXFP8)}),
+        ((10, 3), "auto", {("cudnn", MXFP8), ("cutedsl", MXFP8)}),
         ((10, 3), "cudnn", {("cudnn", MXFP8)}),
-        ((10, 0), "cutedsl", {("cutedsl", UNQUANTIZED)}),
+        ((10, 0), "cutedsl", {("cutedsl", MXFP8), ("cutedsl", UNQUANTIZED)}),
         ((9, 0), "auto", {("cutedsl", UNQUANTIZED)}),
         ((9, 0), "cudnn", set()),
         ((8, 0), "auto", set()),
@@ -302,10 +303,31 @@ def test_what_is_tested_on_a_gpu(
     assert {case.device for case in found} <= {"cuda"}
 
 
+def test_mxfp8_is_tested_on_hopper_where_it_runs() -> None:
+    """Beside Transformer Engine's extension the recipe is refused there."""
+    found = _found(blackwell(sm=(9, 0), standalone=True), "auto")
+    assert {(case.backend, case.format) for case in found} == {
+        ("cutedsl", MXFP8),
+        ("cutedsl", UNQUANTIZED),
+    }
+
+
+def test_fallback_is_tested_for_every_activation_and_bias() -> None:
+    """Also for an activation that the frontend lacks, and without native packages for none."""
+    wrappers = frontend_releases.wrappers("1.28.0")
+    found = _found(blackwell(wrappers=wrappers), "auto")
+    native = [case for case in found if case.backend == "cutedsl"]
+    assert {(case.activation, case.bias) for case in native if not case.declined} == set(
+        itertools.product(Activation, [False, True])
+    )
+    without = blackwell(wrappers=wrappers, versions={**VERSIONS, "quack": Absent("no quack")})
+    assert {case.backend for case in _found(without, "auto")} == {"cudnn"}
+
+
 def test_activation_that_a_frontend_lacks_is_declined_and_is_no_failure(shell: Shell) -> None:
     found = _found(blackwell(wrappers=frontend_releases.wrappers("1.28.0")), "auto")
-    declined = {case.activation for case in found if case.declined}
-    assert declined == {Activation.TANH_SRELU}
+    declined = {(case.backend, case.activation) for case in found if case.declined}
+    assert declined == {("cudnn", Activation.TANH_SRELU)}
     results = {case: None for case in found if case.declined}
     selftest._print(results, True, 2, {"gpu": "B200", "sm": "100", "driver": None})
     out = shell._capsys.readouterr().out

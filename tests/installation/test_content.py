@@ -83,6 +83,6 @@ def test_wheel_asks_for_torch_without_bound_and_never_for_te(wheel: Path) -> Non
     named = {re.split(r"[ \[<>=!~;]", r)[0].lower().replace("_", "-") for r in requirements}
     assert not {n for n in named if n.startswith("transformer-engine")}
     extras = set(metadata.get_all("Provides-Extra") or [])
-    assert extras == {"standalone", "kernels", "kernels-cu13", "kernels-dev", "dev"}
+    assert extras == {"standalone", "kernels", "kernels-cu13", "kernels-dev", "plot", "dev"}
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.10"

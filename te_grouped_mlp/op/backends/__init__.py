@@ -10,8 +10,5 @@ CLASSES = {
 """Folder of each backend that can be chosen, to its class in ``backend.py``; "auto" asks them in
 this order."""
 
-NAMED_ONLY = frozenset({"cudnn"})
-"""Those that "auto" never takes: its steps have run over stand-ins alone, on no Blackwell GPU."""
-
 GPU_ONLY = frozenset({"cudnn", "cutedsl"})
 """Those that "auto" does not ask about CPU tensors."""

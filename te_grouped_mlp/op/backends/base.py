@@ -107,6 +107,8 @@ def planned(
     launches: tuple[Launch, ...] | Reject,
     *,
     single_group_is_always_dense: bool = False,
+    reads_values: bool = False,
+    reuses_weights: bool = False,
 ) -> Plan | Reject:
     """Make a backend's plan of what its capability found: a refusal, or launches to lay out."""
     if isinstance(launches, Reject):
@@ -118,7 +120,7 @@ def planned(
         launches=launches,
         single_group_is_always_dense=single_group_is_always_dense,
     )
-    return Plan(name, problem, call, layout, launches)
+    return Plan(name, problem, call, layout, launches, reads_values, reuses_weights)
 
 
 def require_shape(name: str, shape: tuple[int, ...], allowed: tuple[int, int]) -> None:

@@ -5,17 +5,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from te_grouped_mlp.op import memory
 from te_grouped_mlp.op.gradients import WgradTarget
-from te_grouped_mlp.op.operands import GroupedOperand, Splits, WeightOperand
+from te_grouped_mlp.op.operands import (
+    Axis,
+    GroupedOperand,
+    QuantizedCopy,
+    Splits,
+    WeightOperand,
+)
 
 _ALIGN = 16
 """Bytes to which TMA wants addresses and row strides aligned."""
 
 _KEPT = "_te_grouped_mlp_int32"
+
+
+class Matrices(NamedTuple):
+    """The experts' matrices in one tensor, as a kernel takes them.
+
+    Attributes:
+        values: (G, rows, cols), the matrix at the lowest address first.
+        descending: That is the last expert's.
+    """
+
+    values: torch.Tensor
+    descending: bool = False
 
 
 def int32_offsets(splits: Splits) -> torch.Tensor:
@@ -35,16 +54,42 @@ def int32_offsets(splits: Splits) -> torch.Tensor:
     return found
 
 
-def rows_of(operand: GroupedOperand, name: str) -> torch.Tensor:
-    """Return the values of a token operand, row-major and aligned; a copy only if they are not.
+def rows_of(operand: GroupedOperand, axis: Axis, name: str) -> torch.Tensor:
+    """Return the values of a token operand, row-major and aligned.
+
+    Args:
+        operand: Unquantized: its values, copied only if they are not aligned. Block-scaled: the
+            values of the copy of `axis`; of bytes, a new tensor, unwritten past the live rows.
+        axis: Which copy.
+        name: Of the operand, for messages.
 
     Raises:
-        ValueError: The operand has no plain values, or they are not bf16 on a CUDA device.
+        ValueError: The operand has no such values, or they are not bf16 on a CUDA device.
     """
-    if operand.plain is None:
+    values = operand.plain
+    if operand.format.is_block_scaled:
+        copy = operand.row if axis is Axis.ROW else operand.column
+        if copy is None:
+            raise ValueError(f"{name} has no {axis.value} copy, which the kernel reads")
+        if isinstance(copy, QuantizedCopy):
+            return _values_of(copy, operand)
+        values = copy.values
+    if values is None:
         raise ValueError(f"{name} has no plain values, which format unquantized needs")
-    require_bf16(name, operand.plain)
-    return addressable(operand.plain)
+    require_bf16(name, values)
+    return addressable(values)
+
+
+def _values_of(copy: QuantizedCopy, operand: GroupedOperand) -> torch.Tensor:
+    from te_grouped_mlp.op import block_scale
+
+    values = memory.empty(operand.shape, torch.bfloat16, copy.data.device)
+    if values.numel():
+        block_scale.dequantize(
+            copy.data, copy.scale, operand.splits.ends, values,
+            axis_column=copy.axis is Axis.COLUMN, swizzled=copy.swizzled,
+        )  # fmt: skip
+    return values
 
 
 def require_bf16(name: str, tensor: torch.Tensor) -> None:
@@ -76,8 +121,8 @@ def per_row(value: torch.Tensor | None) -> torch.Tensor | None:
     return value if value is None or value.is_contiguous() else value.contiguous()
 
 
-def experts_of(w: WeightOperand, groups: int) -> torch.Tensor:
-    """Return the weights as one (G, out, in) tensor: a view where they lie evenly, else a copy.
+def experts_of(w: WeightOperand, groups: int) -> Matrices:
+    """Return the weights in one (G, out, in) tensor: a view where they lie evenly, else a copy.
 
     Raises:
         ValueError: The number of experts or a shape is wrong, or a weight is not bf16 on CUDA.
@@ -90,18 +135,18 @@ def experts_of(w: WeightOperand, groups: int) -> torch.Tensor:
         return view
     require_shapes("w", w.data, w.shape)
     # One kernel, and half the host time of stack, which makes a view of each member first.
-    return torch.cat(w.data).view(groups, *w.shape)
+    return Matrices(torch.cat(w.data).view(groups, *w.shape))
 
 
 def target_of(
     target: WgradTarget, groups: int, shape: tuple[int, int]
-) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-    """Return a weight gradient's target as one (G, rows, cols) tensor.
+) -> tuple[Matrices, tuple[torch.Tensor, ...]]:
+    """Return a weight gradient's target in one (G, rows, cols) tensor.
 
     Returns:
-        The tensor that a kernel writes, and the members to which `deliver` must bring the result
-        afterwards: none where the tensor is a view of the target. A new tensor holds the members'
-        values where the kernel has to add to them (see `kernel_adds`), else nothing.
+        What a kernel writes, and the members to which `deliver` must bring the result afterwards:
+        none where the tensor is a view of the target. A new tensor is ascending, and holds the
+        members' values where the kernel has to add to them (see `kernel_adds`), else nothing.
 
     Raises:
         ValueError: The number of members or a shape is wrong.
@@ -111,7 +156,7 @@ def target_of(
         if tuple(out.shape) != (groups, *shape):
             raise ValueError(f"target has shape {tuple(out.shape)}; allowed: {(groups, *shape)}")
         if is_addressable(out):
-            return out, ()
+            return Matrices(out), ()
     members = target.members()
     if len(members) != groups:
         raise ValueError(f"target has {len(members)} members; the plan has {groups} groups")
@@ -120,9 +165,9 @@ def target_of(
         return view, ()
     require_shapes("target", members, shape)
     if kernel_adds(target, members):
-        return torch.cat(members).view(groups, *shape), members
+        return Matrices(torch.cat(members).view(groups, *shape)), members
     first = members[0]
-    return memory.empty((groups, *shape), first.dtype, first.device), members
+    return Matrices(memory.empty((groups, *shape), first.dtype, first.device)), members
 
 
 def kernel_adds(target: WgradTarget, members: Sequence[torch.Tensor]) -> bool:
@@ -157,12 +202,13 @@ def require_shapes(name: str, members: Sequence[torch.Tensor], shape: tuple[int,
             )
 
 
-def evenly_spaced(members: Sequence[torch.Tensor], shape: tuple[int, int]) -> torch.Tensor | None:
+def evenly_spaced(members: Sequence[torch.Tensor], shape: tuple[int, int]) -> Matrices | None:
     """Return matrices that lie evenly in one storage as one (G, rows, cols) view, else None.
 
-    The members must have `shape`, agree in dtype and strides, follow each other in ascending order
-    at one distance, not overlap, and be addressable by TMA. Descending order (a buffer filled from
-    its end) has no view, since PyTorch knows no negative strides.
+    The members must have `shape`, agree in dtype and strides, follow each other at one distance,
+    not overlap, and be addressable by TMA. In descending order (a buffer filled from its end, as
+    Megatron fills those of parameters and gradients) the view begins at the last member, since
+    PyTorch knows no negative strides. One member is ascending.
     """
     first, count = members[0], len(members)
     if tuple(first.shape) != shape or not is_addressable(first):
@@ -179,18 +225,21 @@ def evenly_spaced(members: Sequence[torch.Tensor], shape: tuple[int, int]) -> to
     ):
         return None
     addresses = list(map(torch.Tensor.data_ptr, members))
-    size, base = first.element_size(), addresses[0]
+    size = first.element_size()
     extent = shape[0] * first.stride(0) * size
-    distance = addresses[1] - base if len(addresses) > 1 else extent
+    step = addresses[1] - addresses[0] if count > 1 else extent
+    distance = abs(step)
     if distance < extent or distance % _ALIGN:
         return None
-    if addresses != list(range(base, base + distance * count, distance)):
+    if addresses != list(range(addresses[0], addresses[0] + step * count, step)):
         return None
-    # A storage that covers the last member covers them all, so nothing else can lie there.
-    end = first.storage_offset() * size + addresses[-1] - base + extent
-    if end > first.untyped_storage().nbytes():
+    # A storage that covers the highest member covers them all, so nothing else can lie there.
+    lowest = first if step > 0 else members[-1]
+    end = lowest.storage_offset() * size + distance * (count - 1) + extent
+    if end > lowest.untyped_storage().nbytes():
         return None
-    return first.as_strided((count, *shape), (distance // size, *first.stride()))
+    view = lowest.as_strided((count, *shape), (distance // size, *first.stride()))
+    return Matrices(view, step < 0)
 
 
 def in_pairs(bias: torch.Tensor, width: int | None) -> torch.Tensor:

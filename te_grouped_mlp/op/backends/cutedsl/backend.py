@@ -1,6 +1,11 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The native backend: bf16 on Hopper, four operations as grouped kernels over packed rows.
+"""The native backend: four operations as grouped kernels over packed rows, in bf16.
+
+Block-scaled operands are read as the bf16 values that their bytes stand for, which is exact: the
+products are those of a block-scaled kernel. FC2's input and the gradient of FC1's output leave
+their kernels rounded to odd and are quantized by a pass of their own, to the bytes that an epilogue
+would make of its registers.
 
 Rounding points: products accumulate in fp32; FC1's activation is evaluated on the unrounded values
 and rounded once with the probability; the backward reads the pre-activation as stored, in bf16; the
@@ -15,7 +20,7 @@ from __future__ import annotations
 
 import torch
 
-from te_grouped_mlp.op import memory
+from te_grouped_mlp.op import exact_tokens, memory
 from te_grouped_mlp.op.backends.base import (
     DactEpilogue,
     DactResult,
@@ -32,10 +37,10 @@ from te_grouped_mlp.op.backends.cutedsl.launch import finish_rows, launcher_of, 
 from te_grouped_mlp.op.environment import Environment
 from te_grouped_mlp.op.formats import DType
 from te_grouped_mlp.op.gradients import WgradTarget
-from te_grouped_mlp.op.layout import Kernel
-from te_grouped_mlp.op.operands import GroupedOperand, Splits, WeightOperand
+from te_grouped_mlp.op.layout import Kernel, Output
+from te_grouped_mlp.op.operands import Axis, GroupedOperand, Splits, WeightOperand
 from te_grouped_mlp.op.plan import Plan, Reject
-from te_grouped_mlp.op.problem import ActivationSpec, Call, Problem
+from te_grouped_mlp.op.problem import Call, Problem
 
 _DTYPES = {torch.bfloat16: DType.BFLOAT16, torch.float32: DType.FLOAT32}
 _GEMMS = {Kernel.FC2_FORWARD: Op.FC2_FORWARD, Kernel.FC1_DGRAD: Op.FC1_DGRAD}
@@ -54,7 +59,14 @@ class CuteDslBackend:
     def plan(self, problem: Problem, call: Call, env: Environment) -> Plan | Reject:
         """Plan the call; the layout is always packed."""
         launches = capability.plan_launches(problem, call, env)
-        return planned(self.name, problem, call, launches)
+        return planned(
+            self.name,
+            problem,
+            call,
+            launches,
+            reads_values=call.format.is_block_scaled,
+            reuses_weights=env.switches.reuse_weights,
+        )
 
     def fc1_act(
         self, plan: Plan, x: GroupedOperand, w: WeightOperand, epilogue: Fc1Epilogue
@@ -62,30 +74,43 @@ class CuteDslBackend:
         """Compute ``act(x W1^T + b1) * prob``."""
         spec, rows = plan.problem.activation, plan.layout.buffer_rows
         require_shape("x", x.shape, (rows, w.shape[1]))
-        a, b = arguments.rows_of(x, "x"), arguments.experts_of(w, plan.layout.num_groups)
-        prob, bias = arguments.per_row(epilogue.prob), epilogue.bias
-
+        a = arguments.rows_of(x, Axis.ROW, "x")
+        b = arguments.experts_of(w, plan.layout.num_groups)
         activated = memory.empty((rows, w.shape[0] // spec.expansion), torch.bfloat16, a.device)
         pre = None
         if epilogue.want_pre_activation:
             pre = memory.empty((rows, w.shape[0]), torch.bfloat16, a.device)
-        result = Fc1Result(_operand(plan, x.splits, activated), pre)
-        if not rows:
-            return result
+        if rows:
+            self._launch_fc1_act(plan, a, b, x.splits, epilogue, pre, activated)
+        made = _operand(
+            plan, x.splits, activated, row=True, column=epilogue.want_column, waits=True
+        )
+        return Fc1Result(made, pre)
 
+    def _launch_fc1_act(
+        self,
+        plan: Plan,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        splits: Splits,
+        epilogue: Fc1Epilogue,
+        pre: torch.Tensor | None,
+        activated: torch.Tensor,
+    ) -> None:
+        spec = plan.problem.activation
+        prob, bias = arguments.per_row(epilogue.prob), epilogue.bias
         if plan.call.needs_backward:
-            prepare(plan.problem, _dtype(prob))
+            prepare(plan.problem, _dtype(prob), b.descending)
         if bias is not None:
             bias = arguments.in_pairs(bias, spec.interleave) if spec.is_gated else bias.float()
         launch = launcher_of(
             plan.problem, a.device.index, keys.fc1_act, target_arch(),
-            bias is not None, _dtype(prob), pre is not None,
+            bias is not None, _dtype(prob), pre is not None, b.descending,
         )  # fmt: skip
         launch(
-            a, b, pre, None, arguments.int32_offsets(x.splits),
+            a, b.values, pre, None, arguments.int32_offsets(splits),
             activated=activated, bias=bias, prob=prob,
         )  # fmt: skip
-        return result
 
     def gemm(
         self,
@@ -104,7 +129,7 @@ class CuteDslBackend:
         require_shape("a", a.shape, (rows, k))
         require_shape("out", tuple(out.shape), (rows, n))
         arguments.require_bf16("out", out)
-        left = arguments.rows_of(a, "a")
+        left = arguments.rows_of(a, Axis.ROW, "a")
         right = arguments.experts_of(w, plan.layout.num_groups)
         if not rows:
             return
@@ -113,11 +138,11 @@ class CuteDslBackend:
         scale = arguments.per_row(epilogue.bias_scale) if bias is not None else None
         launch = launcher_of(
             plan.problem, left.device.index, keys.gemm, target_arch(),
-            op, bias is not None, _dtype(scale),
+            op, bias is not None, _dtype(scale), right.descending,
         )  # fmt: skip
         target = arguments.addressable(out)
         launch(
-            left, right, target, None, arguments.int32_offsets(a.splits),
+            left, right.values, target, None, arguments.int32_offsets(a.splits),
             bias=bias, bias_scale=scale,
         )  # fmt: skip
         if epilogue.zero_tail and not plan.call.rows_are_full:
@@ -140,7 +165,8 @@ class CuteDslBackend:
         arguments.require_bf16("pre_activation", pre_activation)
         if epilogue.want_activated and spec.is_gated:
             raise ValueError(f"want_activated is set; {spec.kind.value} does not recompute it")
-        a, b = arguments.rows_of(dy, "dy"), arguments.experts_of(w, plan.layout.num_groups)
+        a = arguments.rows_of(dy, Axis.ROW, "dy")
+        b = arguments.experts_of(w, plan.layout.num_groups)
         prob = arguments.per_row(epilogue.prob)
 
         grad = memory.empty((rows, n * spec.expansion), torch.bfloat16, a.device)
@@ -149,16 +175,16 @@ class CuteDslBackend:
             made = memory.empty((rows, n), torch.bfloat16, a.device)
         launch = launcher_of(
             plan.problem, a.device.index, keys.dact_dgrad, target_arch(),
-            _dtype(prob), epilogue.want_dprob, made is not None,
+            _dtype(prob), epilogue.want_dprob, made is not None, b.descending,
         )  # fmt: skip
         if epilogue.want_dprob:
             slots = memory.empty((-(-n // launch.tile.n), rows), torch.float32, a.device).t()
         if rows:
             launch(
-                a, b, grad, arguments.addressable(pre_activation),
+                a, b.values, grad, arguments.addressable(pre_activation),
                 arguments.int32_offsets(dy.splits), prob=prob, slots=slots, activated=made,
             )  # fmt: skip
-        return _finished(plan, dy.splits, grad, slots, made, epilogue.want_bias_grad)
+        return _finished(plan, dy.splits, grad, slots, made, epilogue)
 
     def wgrad(
         self, plan: Plan, kernel: Kernel, x: GroupedOperand, dy: GroupedOperand, target: WgradTarget
@@ -167,14 +193,16 @@ class CuteDslBackend:
         if kernel not in _WGRADS:
             raise ValueError(f"kernel is {kernel.value}; allowed: fc1_wgrad, fc2_wgrad")
         op, shape = _WGRADS[kernel], (dy.shape[1], x.shape[1])
-        d, members = arguments.target_of(target, plan.layout.num_groups, shape)
-        left, right = arguments.rows_of(dy, "dy"), arguments.rows_of(x, "x")
+        (d, descending), members = arguments.target_of(target, plan.layout.num_groups, shape)
+        left = arguments.rows_of(dy, Axis.COLUMN, "dy")
+        right = arguments.rows_of(x, Axis.COLUMN, "x")
         out, adds = _dtype(d), arguments.kernel_adds(target, members)
         assert out is not None
         if plan.layout.buffer_rows:
             launch = launcher_of(
-                plan.problem, left.device.index, keys.wgrad, target_arch(), op, out, adds
-            )
+                plan.problem, left.device.index, keys.wgrad, target_arch(),
+                op, out, adds, descending,
+            )  # fmt: skip
             launch(left.t(), right.t(), d, d if adds else None, arguments.int32_offsets(dy.splits))
         elif not adds:
             d.zero_()
@@ -188,25 +216,49 @@ def _finished(
     grad: torch.Tensor,
     slots: torch.Tensor | None,
     made: torch.Tensor | None,
-    want_bias_grad: bool,
+    epilogue: DactEpilogue,
 ) -> DactResult:
-    """Join the partial sums of `dact_dgrad`."""
-    spec: ActivationSpec = plan.problem.activation
+    """Join the partial sums of `dact_dgrad`, and make its operands."""
+    problem = plan.problem
+    spec = problem.activation
     dprob = bias_grad = None
     if slots is not None:
         rows = plan.layout.buffer_rows
         dprob = finish_rows(slots, splits.ends) if rows else slots.new_zeros(0)
-    if want_bias_grad:
+    if epilogue.want_bias_grad:
         from te_grouped_mlp.op.backends.cutedsl import reductions
 
         bias_grad = reductions.column_sums(grad, None, splits.ends)
         if spec.is_gated:
             bias_grad = arguments.out_of_pairs(bias_grad, spec.interleave)
-    activated = None if made is None else _operand(plan, splits, made)
-    return DactResult(_operand(plan, splits, grad), dprob, bias_grad, activated)
+    activated = None
+    if made is not None:
+        waits = problem.fc2.delay_wgrad
+        activated = _operand(plan, splits, made, row=False, column=True, waits=waits)
+    result = _operand(
+        plan, splits, grad,
+        row=plan.call.wants(Output.DX), column=epilogue.want_column,
+        waits=problem.fc1.delay_wgrad, paired=spec.is_gated,
+    )  # fmt: skip
+    return DactResult(result, dprob, bias_grad, activated)
 
 
-def _operand(plan: Plan, splits: Splits, values: torch.Tensor) -> GroupedOperand:
+def _operand(
+    plan: Plan,
+    splits: Splits,
+    values: torch.Tensor,
+    *,
+    row: bool,
+    column: bool,
+    waits: bool,
+    paired: bool = False,
+) -> GroupedOperand:
+    """Make what a kernel stored an operand: as it is, or quantized (see `exact_tokens.operand`)."""
+    if plan.reads_values:
+        return exact_tokens.operand(
+            values, plan, splits,
+            row=row, column=column, waits=waits, paired=paired, nan_in_scale=True,
+        )  # fmt: skip
     shape = (values.shape[0], values.shape[1])
     return GroupedOperand(plan.call.format, shape, plan.layout, splits, plain=values)
 

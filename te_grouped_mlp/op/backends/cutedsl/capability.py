@@ -1,14 +1,20 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the native kernels compute, launch by launch. Imports no torch, no TE, no kernel package."""
+"""What the native kernels compute, launch by launch. Imports no torch, no TE, no kernel package.
+
+Where they run without being named: on SM 9.0 always, under MXFP8 where Transformer Engine runs
+without its extension, which has no MXFP8 there; on SM 10.x for a call under MXFP8 that asks for
+determinism, of an op that was fused for another backend, since these kernels have not run on that
+chip and the frontend's have.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from te_grouped_mlp.op.environment import Absent, Environment
+from te_grouped_mlp.op.environment import STANDALONE_SWITCH, Absent, Environment
 from te_grouped_mlp.op.fit import INTERLEAVE, feature_refusals
-from te_grouped_mlp.op.formats import UNQUANTIZED, DType
+from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED, DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import Call, Problem, RecipeKind, TensorKind
@@ -19,6 +25,7 @@ MAX_ROWS = 1 << 30
 """The ragged tensor maps of the main loops shift rows by this much."""
 
 _HOPPER, _BLACKWELL = (9, 0), 10
+_FORMATS = {RecipeKind.MXFP8: MXFP8, RecipeKind.NONE: UNQUANTIZED}
 _PROB_DTYPES = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
 _QUACK = "0.6.5"
 _CUTLASS_DSL = (4, 8)
@@ -26,43 +33,64 @@ _PACKED = frozenset({RowExtent.PACKED})
 
 
 def refusal(problem: Problem, env: Environment) -> Reject | None:
-    """Return the first cause for which no call of `problem` could run here, or None."""
-    return next(_problem_refusals(problem, env), None)
+    """Return the first cause for which no op of `problem` is fused for this backend, or None."""
+    return next(_problem_refusals(problem, env, steps_in=False), None)
 
 
 def plan_launches(problem: Problem, call: Call, env: Environment) -> tuple[Launch, ...] | Reject:
     """Return the launches that the call needs, in order, or the first cause that rules it out.
 
-    Every launch touches the packed rows only, whose number it reads on the device, and is
-    deterministic in all its outputs.
+    Takes one kind of call whose op `refusal` declines: on SM 10.x, a call under MXFP8 that asks
+    for determinism. Asked after the backend that fused the op, it takes the calls that would vary
+    there.
+
+    Args:
+        problem: The facts of the fused op.
+        call: The facts of the call.
+        env: The machine.
+
+    Returns:
+        Every launch of the forward and of the backward. Each touches the packed rows only, whose
+        number it reads on the device, and is deterministic in all its outputs.
     """
-    found = refusal(problem, env) or next(_call_refusals(call), None)
+    found = next(_problem_refusals(problem, env, steps_in=call.deterministic), None)
+    found = found or next(_call_refusals(problem, call), None)
     return found if found is not None else tuple(_launches(problem, call))
 
 
-def _problem_refusals(problem: Problem, env: Environment) -> Iterator[Reject]:
-    named = env.switches.backend == NAME
+def _problem_refusals(problem: Problem, env: Environment, *, steps_in: bool) -> Iterator[Reject]:
     if problem.device != "cuda":
         yield Reject(Reason.DEVICE, f"device is {problem.device}; allowed: cuda")
-    yield from _architecture_refusals(env, named)
-    if problem.recipe is not RecipeKind.NONE:
+    steps_in = steps_in and problem.recipe is RecipeKind.MXFP8
+    yield from _architecture_refusals(env, steps_in or env.switches.backend == NAME)
+    if problem.recipe is RecipeKind.MXFP8 and env.sm == _HOPPER and not env.standalone:
+        detail = "SM is 9.0, where Transformer Engine's extension has no MXFP8; allowed: SM 10.x"
+        allowed = f"or a Transformer Engine without extension and {STANDALONE_SWITCH}=1"
+        yield Reject(Reason.ARCHITECTURE, f"{detail}, {allowed}")
+    fmt = _FORMATS.get(problem.recipe)
+    if fmt is None:
+        allowed = ", ".join(recipe.value for recipe in _FORMATS)
         detail = problem.recipe_detail or problem.recipe.value
-        yield Reject(Reason.RECIPE, f"recipe is {detail}; allowed: none")
+        yield Reject(Reason.RECIPE, f"recipe is {detail}; allowed: {allowed}")
+        return
+    if fmt.is_block_scaled and problem.recipe_detail:
+        yield Reject(Reason.GRADIENT_FORMAT, f"{problem.recipe_detail}; allowed: E4M3 throughout")
     if problem.dtype is not DType.BFLOAT16:
         yield Reject(Reason.DTYPE, f"dtype is {problem.dtype.value}; allowed: bfloat16")
     if problem.fc1.scale_bias:
         yield Reject(Reason.OPTION, "scale_bias is set on FC1; allowed: on FC2 only")
-    yield from feature_refusals(problem, UNQUANTIZED.features_multiple, (INTERLEAVE, None))
+    interleaves = (INTERLEAVE,) if fmt.is_block_scaled else (INTERLEAVE, None)
+    yield from feature_refusals(problem, fmt.features_multiple, interleaves)
     yield from _package_refusals(env)
 
 
-def _architecture_refusals(env: Environment, named: bool) -> Iterator[Reject]:
+def _architecture_refusals(env: Environment, on_blackwell: bool) -> Iterator[Reject]:
     if isinstance(env.sm, Absent):
         yield Reject(Reason.ARCHITECTURE, f"{env.sm.cause}; allowed: SM 9.0")
     elif env.sm[0] == _BLACKWELL:
-        if not named:
-            detail = f"SM {env.sm[0]}.{env.sm[1]}; {NAME} takes it only when named"
-            yield Reject(Reason.NOT_NAMED, detail)
+        if not on_blackwell:
+            detail = "only when named, or for a call under mxfp8 that must be deterministic"
+            yield Reject(Reason.NOT_NAMED, f"SM is {env.sm[0]}.{env.sm[1]}; taken {detail}")
     elif env.sm != _HOPPER:
         allowed = "SM 9.0, or SM 10.x when named"
         yield Reject(Reason.ARCHITECTURE, f"SM is {env.sm[0]}.{env.sm[1]}; allowed: {allowed}")
@@ -84,31 +112,48 @@ def _minor(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts if part.isdigit())
 
 
-def _call_refusals(call: Call) -> Iterator[Reject]:
-    if call.format != UNQUANTIZED:
-        yield Reject(Reason.RECIPE, f"format is {call.format.name}; allowed: {UNQUANTIZED.name}")
+def _call_refusals(problem: Problem, call: Call) -> Iterator[Reject]:
+    fmt = _FORMATS[problem.recipe]
+    if call.format != fmt:
+        detail = f"format is {call.format.name}; recipe {problem.recipe.value} has {fmt.name}"
+        yield Reject(Reason.RECIPE, detail)
     if call.dtype is not DType.BFLOAT16:
         yield Reject(Reason.DTYPE, f"dtype is {call.dtype.value}; allowed: bfloat16")
     if call.prob_dtype not in _PROB_DTYPES:
         allowed = ", ".join(each.value for each in _PROB_DTYPES)
-        yield Reject(
-            Reason.DTYPE, f"probability dtype is {call.prob_dtype.value}; allowed: {allowed}"
-        )
-    if call.input_kind is not TensorKind.PLAIN:
+        detail = f"probability dtype is {call.prob_dtype.value}; allowed: {allowed}"
+        yield Reject(Reason.DTYPE, detail)
+    if call.input_kind is not TensorKind.PLAIN and not fmt.is_block_scaled:
         yield Reject(Reason.INPUT_KIND, f"input is {call.input_kind.value}; allowed: plain")
+    yield from _row_refusals(call)
+
+
+def _row_refusals(call: Call) -> Iterator[Reject]:
+    multiple, known = call.format.rows_multiple, call.split_multiple
     if call.rows > MAX_ROWS:
         yield Reject(Reason.ALIGNMENT, f"rows is {call.rows}; allowed: at most {MAX_ROWS}")
+    if call.rows % multiple:
+        yield Reject(Reason.ALIGNMENT, f"rows is {call.rows}; allowed: multiples of {multiple}")
+    if known is not None and known % multiple:
+        detail = f"what divides all splits is {known}; allowed: multiples of {multiple}"
+        yield Reject(Reason.ALIGNMENT, detail)
 
 
 def _launches(problem: Problem, call: Call) -> Iterator[Launch]:
+    quantized = call.format.is_block_scaled
+    if quantized:
+        yield _launch(call, Kernel.QUANTIZE_INPUT)
     yield _launch(call, Kernel.FC1_ACT, Output.Y)
     yield _launch(call, Kernel.FC2_FORWARD, Output.Y)
     dprob = call.wants(Output.DPROB) and not call.unit_scale
+    needs_dact = dprob or call.wants(Output.DX, Output.DW1, Output.DB1)
     scaled_bias = problem.fc2.has_bias and problem.fc2.scale_bias
+    if quantized and (needs_dact or call.wants(Output.DW2)):
+        yield _launch(call, Kernel.QUANTIZE_GRAD)
     if call.wants(Output.DB2) or (scaled_bias and call.wants(Output.DPROB)):
         scales = (Output.DPROB,) if scaled_bias else ()
         yield _launch(call, Kernel.FC2_BIAS_GRAD, Output.DB2, *scales)
-    if dprob or call.wants(Output.DX, Output.DW1, Output.DB1):
+    if needs_dact:
         probs = (Output.DPROB,) if dprob else ()
         yield _launch(call, Kernel.DACT_DGRAD, Output.DB1, *probs)
     if call.wants(Output.DW2):

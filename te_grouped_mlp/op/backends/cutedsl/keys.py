@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from te_grouped_mlp.op.backends.cutedsl.config import ROW_OPS, Op, Tile, choose
 from te_grouped_mlp.op.formats import DType
-from te_grouped_mlp.op.problem import Activation, ActivationSpec, Problem
+from te_grouped_mlp.op.problem import Activation, ActivationSpec, Problem, RecipeKind
 
 _PARAMETERS = {
     Activation.SWIGLU: (),
@@ -35,6 +35,9 @@ class KernelKey:
         activated: FC2's input is made anew.
         out: Type of a weight gradient.
         accumulate: A weight gradient is added to.
+        odd: FC2's input and the gradient of FC1's output are stored rounded to odd, since they are
+            quantized next.
+        descending: The experts' matrices, read or written, lie in memory with the last one first.
     """
 
     op: Op
@@ -48,18 +51,35 @@ class KernelKey:
     activated: bool = False
     out: DType = DType.BFLOAT16
     accumulate: bool = False
+    odd: bool = False
+    descending: bool = False
 
 
-def fc1_act(problem: Problem, arch: int, bias: bool, scale: DType | None, pre: bool) -> KernelKey:
+def fc1_act(
+    problem: Problem,
+    arch: int,
+    bias: bool,
+    scale: DType | None,
+    pre: bool,
+    descending: bool = False,
+) -> KernelKey:
     """Return the key of FC1's product; `pre`: the pre-activation is stored."""
     n, k = problem.fc1.out_features, problem.fc1.in_features
     tile = choose(Op.FC1_ACT, arch, n=n, k=k, bias=bias)
-    spec = _reduced(problem.activation)
-    return KernelKey(Op.FC1_ACT, arch, tile, spec, bias=bias, scale=scale, pre_activation=pre)
+    return KernelKey(
+        Op.FC1_ACT, arch, tile, _reduced(problem.activation),
+        bias=bias, scale=scale, pre_activation=pre, odd=_requantizes(problem),
+        descending=descending,
+    )  # fmt: skip
 
 
 def gemm(
-    problem: Problem, arch: int, op: Op, bias: bool = False, scale: DType | None = None
+    problem: Problem,
+    arch: int,
+    op: Op,
+    bias: bool = False,
+    scale: DType | None = None,
+    descending: bool = False,
 ) -> KernelKey:
     """Return the key of FC2_FORWARD or FC1_DGRAD."""
     if op is Op.FC2_FORWARD:
@@ -68,24 +88,35 @@ def gemm(
         n, k = problem.fc1.in_features, problem.fc1.out_features
         order = _order(problem.activation)
     tile = choose(op, arch, n=n, k=k, bias=bias)
-    return KernelKey(op, arch, tile, order, bias=bias, scale=scale)
+    return KernelKey(op, arch, tile, order, bias=bias, scale=scale, descending=descending)
 
 
 def dact_dgrad(
-    problem: Problem, arch: int, scale: DType | None, dprob: bool, activated: bool
+    problem: Problem,
+    arch: int,
+    scale: DType | None,
+    dprob: bool,
+    activated: bool,
+    descending: bool = False,
 ) -> KernelKey:
     """Return the key of FC2's data gradient; `activated`: FC2's input is made anew."""
     n, k = problem.fc2.in_features, problem.fc2.out_features
-    tile, spec = choose(Op.DACT_DGRAD, arch, n=n, k=k), _reduced(problem.activation)
-    return KernelKey(Op.DACT_DGRAD, arch, tile, spec, scale=scale, dprob=dprob, activated=activated)
+    tile = choose(Op.DACT_DGRAD, arch, n=n, k=k)
+    return KernelKey(
+        Op.DACT_DGRAD, arch, tile, _reduced(problem.activation),
+        scale=scale, dprob=dprob, activated=activated, odd=_requantizes(problem),
+        descending=descending,
+    )  # fmt: skip
 
 
-def wgrad(problem: Problem, arch: int, op: Op, out: DType, accumulate: bool) -> KernelKey:
+def wgrad(
+    problem: Problem, arch: int, op: Op, out: DType, accumulate: bool, descending: bool = False
+) -> KernelKey:
     """Return the key of a weight gradient."""
     linear = problem.fc1 if op is Op.FC1_WGRAD else problem.fc2
     order = _order(problem.activation) if op is Op.FC1_WGRAD else None
     tile = choose(op, arch, n=linear.in_features, k=0)
-    return KernelKey(op, arch, tile, order, out=out, accumulate=accumulate)
+    return KernelKey(op, arch, tile, order, out=out, accumulate=accumulate, descending=descending)
 
 
 def of_problem(
@@ -95,6 +126,7 @@ def of_problem(
     prob: DType | None = DType.FLOAT32,
     grad: DType = DType.FLOAT32,
     accumulate: bool = True,
+    descending: bool = False,
 ) -> tuple[KernelKey, ...]:
     """Return every key that training with a problem needs, for compiling ahead.
 
@@ -104,19 +136,24 @@ def of_problem(
         prob: Type of the probabilities, None without any.
         grad: Type of the weight gradients.
         accumulate: Whether weight gradients are added to.
+        descending: Whether weights and their gradients lie with the last expert first.
     """
     fc1, fc2 = problem.fc1, problem.fc2
     scale = prob if fc2.has_bias and fc2.scale_bias else None
     anew = problem.activation.recomputes_input
     return (
-        fc1_act(problem, arch, fc1.has_bias, prob, True),
-        gemm(problem, arch, Op.FC2_FORWARD, fc2.has_bias, scale),
-        dact_dgrad(problem, arch, prob, prob is not None, anew),
-        wgrad(problem, arch, Op.FC2_WGRAD, grad, accumulate),
-        gemm(problem, arch, Op.FC1_DGRAD),
-        wgrad(problem, arch, Op.FC1_WGRAD, grad, accumulate),
+        fc1_act(problem, arch, fc1.has_bias, prob, True, descending),
+        gemm(problem, arch, Op.FC2_FORWARD, fc2.has_bias, scale, descending),
+        dact_dgrad(problem, arch, prob, prob is not None, anew, descending),
+        wgrad(problem, arch, Op.FC2_WGRAD, grad, accumulate, descending),
+        gemm(problem, arch, Op.FC1_DGRAD, descending=descending),
+        wgrad(problem, arch, Op.FC1_WGRAD, grad, accumulate, descending),
         *(KernelKey(op, arch) for op in ROW_OPS),
     )
+
+
+def _requantizes(problem: Problem) -> bool:
+    return problem.recipe is not RecipeKind.NONE
 
 
 def _reduced(spec: ActivationSpec) -> ActivationSpec:

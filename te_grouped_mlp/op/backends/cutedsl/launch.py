@@ -106,11 +106,12 @@ def launcher_of(
     return found[1]
 
 
-def prepare(problem: Problem, prob: DType | None) -> None:
+def prepare(problem: Problem, prob: DType | None, descending: bool = False) -> None:
     """Compile, side by side, what a training step of `problem` will need; once per problem.
 
     The types of weight gradients are a guess (fp32 where there is a `main_grad`, for both ways to
-    write it); a kernel that was not foreseen is compiled when it is first launched.
+    write it), and so is that all weights and gradients lie in the order of FC1's weights; a kernel
+    that was not foreseen is compiled when it is first launched.
     """
     if id(problem) in _prepared:
         return
@@ -123,7 +124,9 @@ def prepare(problem: Problem, prob: DType | None) -> None:
     wanted = [
         key
         for accumulate in ((True, False) if main_grad else (False,))
-        for key in keys.of_problem(problem, arch, prob=prob, grad=grad, accumulate=accumulate)
+        for key in keys.of_problem(
+            problem, arch, prob=prob, grad=grad, accumulate=accumulate, descending=descending
+        )
     ]
     kernels.compile_ahead(wanted)
 

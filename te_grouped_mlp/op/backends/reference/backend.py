@@ -62,7 +62,7 @@ class ReferenceBackend:
         self, plan: Plan, x: GroupedOperand, w: WeightOperand, epilogue: Fc1Epilogue
     ) -> Fc1Result:
         """Compute ``act(x W1^T + b1) * prob``."""
-        device = _device(x)
+        device = x.splits.sizes.device
         require_shape("x", x.shape, (plan.layout.buffer_rows, w.shape[1]))
         _require_groups("w", w, plan)
         if device == _HOST:
@@ -87,7 +87,7 @@ class ReferenceBackend:
         require_shape("a", a.shape, (rows, w.shape[inner]))
         require_shape("out", tuple(out.shape), (rows, w.shape[outer]))
         _require_groups("w", w, plan)
-        if _device(a) == _HOST:
+        if a.splits.sizes.device == _HOST:
             gemm(plan, kernel, a, w, out, epilogue)
             return
         host = moved(out, _HOST)
@@ -108,7 +108,7 @@ class ReferenceBackend:
         require_shape("dy", dy.shape, (rows, w.shape[0]))
         require_shape("pre_activation", tuple(pre_activation.shape), (rows, wide))
         _require_groups("w", w, plan)
-        device = _device(dy)
+        device = dy.splits.sizes.device
         if device == _HOST:
             return dact_dgrad(plan, dy, w, pre_activation, epilogue)
         arguments = (moved(each, _HOST) for each in (dy, w, pre_activation, epilogue))
@@ -127,20 +127,13 @@ class ReferenceBackend:
             )
         for member in members:
             require_shape("target", tuple(member.shape), (dy.shape[1], x.shape[1]))
-        if _device(x) == _HOST:
+        if x.splits.sizes.device == _HOST:
             wgrad(plan, x, dy, target)
             return
         host = WgradTarget(moved(members, _HOST), target.accumulate)
         wgrad(plan, moved(x, _HOST), moved(dy, _HOST), host)
         for member, result in zip(members, host.members(), strict=True):
             member.copy_(result)
-
-
-def _device(operand: GroupedOperand) -> torch.device:
-    for copy in (operand.row, operand.column):
-        if copy is not None:
-            return copy.data.device
-    return _HOST if operand.plain is None else operand.plain.device
 
 
 def _require_groups(name: str, w: WeightOperand, plan: Plan) -> None:

@@ -118,3 +118,15 @@ def test_two_streams_do_not_disturb_each_other() -> None:
         cut = step.live(SEVERAL, each)
         for name in ("y", "dx", "dW1", "dW2"):
             assert step.same_bits(cut[name], expected[name]), name
+
+
+@pytest.mark.parametrize("activation", step.ACTIVATIONS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_demand_that_the_frontend_cannot_meet(layout: str, activation: str) -> None:
+    """No backend is named: with FC1's bias, gated activations run on the native kernels."""
+    case = LAYOUTS[layout].but(activation=activation, **BIASES["scaledbias"])
+    with step.switches(NVTE_GROUPED_MLP_BACKEND=None, NVTE_ALLOW_NONDETERMINISTIC_ALGO="0"):
+        first = step.run_step(case)
+        for _ in range(5):
+            step.assert_same(step.live(case, step.run_step(case)), step.live(case, first))
+    assert_agrees(case, first)

@@ -5,7 +5,7 @@
     python -m tests.op.backends.cutedsl.compile_all sm_90a FOLDER
 
 A process compiles for one architecture, so there is one process each. FOLDER gets NAME.ptx and
-NAME.cubin.
+NAME.cubin, or NAME.txt with the error of a kernel that does not compile; then the exit code is 1.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import traceback
 from pathlib import Path
 
 from te_grouped_mlp.op.backends.cutedsl import keys
 from te_grouped_mlp.op.backends.cutedsl.config import Op
 from te_grouped_mlp.op.backends.cutedsl.keys import KernelKey
 from te_grouped_mlp.op.formats import DType
-from te_grouped_mlp.op.problem import LinearSpec
+from te_grouped_mlp.op.problem import LinearSpec, RecipeKind
 from tests.op.backends.cutedsl.problems import ACTIVATIONS, problem_of
 
 ARCHITECTURES = {"sm_90a": 9, "sm_100a": 10}
@@ -33,34 +34,55 @@ def wanted(arch: int) -> dict[str, KernelKey]:
     srelu = problem_of(dataclasses.replace(ACTIVATIONS["srelu"], recompute=True))
     found = {key.op.value: key for key in keys.of_problem(swiglu, arch)}
     bias = keys.of_problem(problem_of(ACTIVATIONS["swiglu"], bias=True), arch)
+    mxfp8 = dataclasses.replace(swiglu, recipe=RecipeKind.MXFP8)
+    quantized = keys.of_problem(mxfp8, arch)
     long = dataclasses.replace(swiglu, fc1=LinearSpec(7168, 1536), fc2=LinearSpec(768, 7168))
+    descending = {
+        f"{key.op.value} descending": dataclasses.replace(key, descending=True)
+        for key in found.values()
+        if key.tile is not None
+    }
     return {
         **found,
+        **descending,
         "fc1_act long": keys.of_problem(long, arch)[0],
         "fc1_act bias": bias[0],
         "fc2_forward scaled bias": bias[1],
         "dact_dgrad recompute": keys.of_problem(srelu, arch)[2],
+        "fc1_act mxfp8": quantized[0],
+        "dact_dgrad mxfp8": quantized[2],
+        "dact_dgrad recompute mxfp8": keys.of_problem(
+            dataclasses.replace(srelu, recipe=RecipeKind.MXFP8), arch
+        )[2],
         "fc2_wgrad bf16": keys.wgrad(swiglu, arch, Op.FC2_WGRAD, DType.BFLOAT16, False),
     }
 
 
-def main(target: str, folder: Path) -> None:
+def main(target: str, folder: Path) -> int:
     """Compile for `target` into `folder`."""
     os.environ["CUTE_DSL_ARCH"] = target
     os.environ["CUTE_DSL_KEEP"] = "ptx,cubin"
     os.environ["CUTE_DSL_DUMP_DIR"] = str(folder)
     from te_grouped_mlp.op.backends.cutedsl import library
 
+    failed = 0
     with library.deprecations_ignored():
         from te_grouped_mlp.op.backends.cutedsl.kernels.build import build
 
         for name, key in wanted(ARCHITECTURES[target]).items():
-            compiled = build(key)
+            try:
+                compiled = build(key)
+            except Exception:
+                failed += 1
+                (folder / f"{name}.txt").write_text(traceback.format_exc())
+                traceback.print_exc()
+                continue
             cubin = compiled.__cubin__
             binary = cubin if isinstance(cubin, bytes) else Path(cubin).read_bytes()
             (folder / f"{name}.ptx").write_text(compiled.__ptx__)
             (folder / f"{name}.cubin").write_bytes(binary)
+    return int(failed > 0)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    sys.exit(main(sys.argv[1], Path(sys.argv[2])))

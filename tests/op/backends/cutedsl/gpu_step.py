@@ -123,8 +123,34 @@ def state_of(case: Case, *, discrete: bool = False, tail: float = float("nan")) 
     )
 
 
-def run(case: Case, state: State, *, discrete_grads: bool = False) -> dict[str, Any]:
-    """Run one step; every output by name, on the GPU."""
+def laid(values: torch.Tensor, *, descending: bool, gap: int = 0) -> tuple[torch.Tensor, ...]:
+    """Copy the matrices of a (G, rows, cols) tensor into one buffer; return one view per expert.
+
+    Args:
+        values: The matrices.
+        descending: The last expert's comes first in memory.
+        gap: Elements between two matrices, which hold NaN.
+    """
+    groups, (rows, cols) = len(values), values.shape[1:]
+    buffer = torch.full((groups, rows * cols + gap), float("nan")).to(values)
+    places = range(groups)[::-1] if descending else range(groups)
+    members = tuple(buffer[place, : rows * cols].view(rows, cols) for place in places)
+    for member, value in zip(members, values, strict=True):
+        member.copy_(value)
+    return members
+
+
+def run(
+    case: Case, state: State, *, discrete_grads: bool = False, descending: bool | None = None
+) -> dict[str, Any]:
+    """Run one step; every output by name, on the GPU.
+
+    Args:
+        case: The step.
+        state: Its inputs.
+        discrete_grads: The weight gradients go to tensors of their own.
+        descending: They go to one buffer, in this order; None for one tensor.
+    """
     plan, recompute = state.plan, case.activation.recomputes_input
     want_column = not recompute
     forward = BACKEND.fc1_act(
@@ -153,8 +179,10 @@ def run(case: Case, state: State, *, discrete_grads: bool = False) -> dict[str, 
         out: Any = main.clone()
         if discrete_grads:
             out = tuple(member.clone() for member in reversed(out.unbind(0)))[::-1]
+        elif descending is not None:
+            out = laid(main, descending=descending)
         BACKEND.wgrad(plan, kernel, x, dy, WgradTarget(out, case.accumulate))
-        grads.append(torch.stack(out) if discrete_grads else out)
+        grads.append(out if isinstance(out, torch.Tensor) else torch.stack(out))
     return {
         "y": y,
         "dx": dx,

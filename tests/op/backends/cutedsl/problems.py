@@ -51,7 +51,9 @@ def call_of(**changes: Any) -> Call:
     return dataclasses.replace(call, **changes)
 
 
-def environment(sm: Any = (9, 0), named: bool = False, **versions: Any) -> Environment:
+def environment(
+    sm: Any = (9, 0), named: bool = False, standalone: bool = False, **versions: Any
+) -> Environment:
     """A machine with the kernel packages; `versions` replaces single ones."""
     switches = Switches(backend="cutedsl" if named else "auto")
-    return Environment(sm, VERSIONS | versions, Absent("none"), switches, False)
+    return Environment(sm, VERSIONS | versions, Absent("none"), switches, standalone)

@@ -28,39 +28,72 @@ def slices(count, distance, order=1, offset=0):
     return [buffer.as_strided(SHAPE, (SHAPE[1], 1), start) for start in starts]
 
 
+@pytest.mark.parametrize("order", [1, -1], ids=["ascending", "descending"])
 @pytest.mark.parametrize("distance", [128, 136, 1024])
-def test_even_slices_are_one_view(distance):
-    members = slices(5, distance)
-    view = arguments.evenly_spaced(members, SHAPE)
-    assert view is not None
-    assert view.data_ptr() == members[0].data_ptr()
-    assert all(torch.equal(one, other) for one, other in zip(view, members, strict=True))
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("offset", [0, 8])
+def test_even_slices_are_one_view(offset, count, distance, order):
+    members = slices(count, distance, order, offset)
+    view, descending = arguments.evenly_spaced(members, SHAPE)
+    assert descending is (order < 0)
+    # What a kernel does with the expert's number.
+    places = range(count)[::order]
+    for place, member in zip(places, members, strict=True):
+        assert view[place].data_ptr() == member.data_ptr()
+        assert torch.equal(view[place], member)
+    assert view.shape == (count, *SHAPE)
     assert view.stride() == (distance, SHAPE[1], 1)
 
 
 def test_one_member_is_a_view():
     member = torch.randn(SHAPE).bfloat16()
-    view = arguments.evenly_spaced([member], SHAPE)
-    assert view is not None
+    view, descending = arguments.evenly_spaced([member], SHAPE)
     assert view.shape == (1, *SHAPE)
+    assert view.data_ptr() == member.data_ptr()
+    assert descending is False
 
 
-@pytest.mark.parametrize(
-    "members",
-    [
-        slices(4, 128, order=-1),
-        [*slices(4, 128)[:2], slices(4, 128)[3]],
-        slices(3, 64),
-        slices(3, 132),
-        slices(3, 128, offset=4),
-        [torch.zeros(SHAPE, dtype=torch.bfloat16) for _ in range(3)],
-        [member.t() for member in slices(3, 128)],
-    ],
-    ids=["descending", "gap", "overlap", "distance", "address", "storages", "transposed"],
-)
-def test_other_members_have_no_view(members):
-    shape = tuple(members[0].shape)
-    assert arguments.evenly_spaced(members, shape) is None
+@pytest.mark.parametrize("order", [1, -1], ids=["ascending", "descending"])
+def test_the_first_and_the_last_member_are_covered_by_one_storage(order):
+    """Storages that happen to lie next to each other are not one."""
+    buffer = torch.zeros(4 * 128, dtype=torch.bfloat16)
+    members = [buffer.as_strided(SHAPE, (8, 1), start) for start in (0, 128, 256)]
+    low = torch.empty(0, dtype=torch.bfloat16)
+    # A storage of its own over the lowest member's bytes only.
+    low.set_(torch.frombuffer(buffer.view(torch.uint8).numpy(), dtype=torch.uint8, count=256)
+             .untyped_storage(), 0, SHAPE, (8, 1))  # fmt: skip
+    members[0] = low
+    assert low.data_ptr() == buffer.data_ptr()
+    assert arguments.evenly_spaced(members[::order], SHAPE) is None
+
+
+def picked(count, distance, *indices):
+    """Some of the matrices that lie in one storage."""
+    members = slices(count, distance)
+    return [members[index] for index in indices]
+
+
+NO_VIEW = {
+    "gap": picked(4, 128, 0, 1, 3),
+    "gap down": picked(4, 128, 3, 2, 0),
+    "up and down": picked(3, 128, 0, 2, 1),
+    "down and up": picked(3, 128, 2, 0, 1),
+    "same": picked(3, 128, 1, 1, 1),
+    "overlap": slices(3, 64),
+    "overlap down": slices(3, 64, order=-1),
+    "distance": slices(3, 132),
+    "distance down": slices(3, 132, order=-1),
+    "address": slices(3, 128, offset=4),
+    "address down": slices(3, 128, order=-1, offset=4),
+    "storages": [torch.zeros(SHAPE, dtype=torch.bfloat16) for _ in range(3)],
+    "transposed": [member.t() for member in slices(3, 128)],
+}
+
+
+@pytest.mark.parametrize("name", NO_VIEW)
+def test_other_members_have_no_view(name):
+    members = NO_VIEW[name]
+    assert arguments.evenly_spaced(members, tuple(members[0].shape)) is None
 
 
 def test_a_foreign_member_at_the_right_distance_has_no_view():
@@ -74,9 +107,8 @@ def test_equal_addresses_with_another_dtype_are_seen():
     buffer = torch.zeros(4 * 128, dtype=torch.bfloat16)
     members = [buffer.as_strided(SHAPE, (8, 1), start) for start in (0, 128, 256)]
     assert arguments.evenly_spaced(members, SHAPE) is not None
-    assert arguments.evenly_spaced([each.view(torch.int16) for each in members], SHAPE).dtype is (
-        torch.int16
-    )
+    other = arguments.evenly_spaced([each.view(torch.int16) for each in members], SHAPE)
+    assert other.values.dtype is torch.int16
 
 
 @pytest.mark.parametrize("accumulate", [False, True])
@@ -85,8 +117,9 @@ def test_a_target_without_a_view_gets_its_result_afterwards(dtype, accumulate):
     members = tuple(torch.randn(SHAPE).to(dtype) for _ in range(3))
     before = torch.stack(members)
     target = WgradTarget(members, accumulate)
-    out, back = arguments.target_of(target, 3, SHAPE)
+    (out, descending), back = arguments.target_of(target, 3, SHAPE)
     assert back is members
+    assert descending is False
     assert out.shape == before.shape
     kernel_adds = arguments.kernel_adds(target, back)
     # bf16 is rounded once, by the kernel.
@@ -101,9 +134,25 @@ def test_a_target_without_a_view_gets_its_result_afterwards(dtype, accumulate):
 
 def test_a_target_in_one_tensor_is_written_itself():
     whole = torch.randn(3, *SHAPE)
-    same, back = arguments.target_of(WgradTarget(whole, True), 3, SHAPE)
+    (same, descending), back = arguments.target_of(WgradTarget(whole, True), 3, SHAPE)
     assert same is whole
+    assert descending is False
     assert back == ()
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("order", [1, -1], ids=["ascending", "descending"])
+def test_a_target_in_one_buffer_is_written_itself(order, accumulate):
+    members = tuple(slices(3, 136, order))
+    (out, descending), back = arguments.target_of(WgradTarget(members, accumulate), 3, SHAPE)
+    assert back == ()
+    assert descending is (order < 0)
+    assert arguments.kernel_adds(WgradTarget(members, accumulate), back) is accumulate
+    wanted = torch.randn(3, *SHAPE).bfloat16()
+    # What a kernel does with the expert's number.
+    for place, value in zip(range(3)[::order], wanted, strict=True):
+        out[place] = value
+    assert torch.equal(torch.stack(members), wanted)
 
 
 @pytest.mark.parametrize("width", [32, None])

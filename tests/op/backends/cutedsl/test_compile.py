@@ -113,6 +113,18 @@ def test_weights_in_blocks_are_read_by_a_five_dimensional_box(compiled):
 
 
 @needs_kernels
+@pytest.mark.parametrize("op", [op.value for op in launch.EPILOGUES])
+@pytest.mark.parametrize("target", compile_all.ARCHITECTURES)
+def test_the_expert_is_counted_from_the_end_where_matrices_descend(compiled, target, op):
+    """Of B where weights are read; of D, and of C where it is added to, of a weight gradient."""
+    counts = [
+        (compiled[target] / f"{name}.ptx").read_text().count("sub.s32")
+        for name in (op, f"{op} descending")
+    ]
+    assert counts[1] - counts[0] == (2 if "wgrad" in op else 1)
+
+
+@needs_kernels
 def test_forked_workers_fill_the_disk_cache(tmp_path):
     code = (
         "from te_grouped_mlp.op.backends.cutedsl import compile as kernels, keys\n"

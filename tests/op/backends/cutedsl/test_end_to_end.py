@@ -8,11 +8,14 @@ Where Transformer Engine's extension is absent it runs standalone.
 from __future__ import annotations
 
 import os
+import random
 
 import pytest
 import torch
 
 from te_grouped_mlp.op import decisions
+from te_grouped_mlp.op.backends.cutedsl import arguments, launch
+from te_grouped_mlp.op.backends.cutedsl import compile as kernels
 from tests.op.backends.cutedsl.test_gpu import checksums
 from tests.support import step
 from tests.support.step import StepCase
@@ -96,6 +99,44 @@ def test_parameters_as_users_have_them(weight, grad, interleave):
     step.assert_close(case, found, wanted, BOUND)
 
 
+def in_one_buffer(model, *, weights, grads):
+    """Move the weights and the main_grads of each linear to buffers; True for the last one first.
+
+    Megatron's buffers of parameters and of gradients are filled from the end; without its
+    distributed optimizer the parameters stay where they were.
+    """
+    for op in (model[0], model[2]):
+        found = [value for name, value in op.named_parameters() if name.startswith("weight")]
+        order = {True: slice(None, None, -1), False: slice(None)}
+        places = torch.empty(len(found), *found[0].shape, dtype=found[0].dtype, device="cuda")
+        held = torch.full(places.shape, START, dtype=torch.float32, device="cuda")
+        for parameter, place, grad in zip(
+            found, places.unbind(0)[order[weights]], held.unbind(0)[order[grads]], strict=True
+        ):
+            parameter.data = place.copy_(parameter.data)
+            parameter.main_grad = grad
+    return model
+
+
+@pytest.mark.parametrize("grads", [False, True], ids=["grads up", "grads down"])
+@pytest.mark.parametrize("weights", [False, True], ids=["weights up", "weights down"])
+def test_experts_in_a_buffer_are_read_and_written_in_place(weights, grads, monkeypatch):
+    case = ODD.but(grad="fused")
+    want = run(case)
+    found = []
+    spaced = arguments.evenly_spaced
+
+    def watched(members, shape):
+        found.append(spaced(members, shape))
+        return found[-1]
+
+    monkeypatch.setattr(arguments, "evenly_spaced", watched)
+    step.assert_same(run(case, in_one_buffer(model_of(case), weights=weights, grads=grads)), want)
+    # FC1, FC2, and back: FC2 and its gradient, FC1 and its gradient.
+    assert [each.descending for each in found].count(True) == 4 * weights + 2 * grads
+    assert [each.descending for each in found].count(False) == 6 - 4 * weights - 2 * grads
+
+
 @pytest.mark.parametrize("prob", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_probabilities_keep_their_type(prob):
     case = ODD.but(prob_dtype=prob, fine_prob=False, **BIASES["scaled"])
@@ -134,12 +175,81 @@ def test_deterministic_mode_changes_no_bit(bias, monkeypatch):
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.fixture
+def compilations(monkeypatch):
+    """What was compiled or read from disk since the list was last cleared.
+
+    The kernels that earlier tests loaded are forgotten, so that the first call shows up.
+    """
+    import triton
+
+    monkeypatch.setattr(kernels, "_loaded", {})
+    for cached in (launch.launcher, launch._row_kernel):
+        cached.cache_clear()
+    launch._by_problem.clear()
+    launch._prepared.clear()
+    seen = []
+
+    def counted(function, what):
+        def call(key):
+            seen.append((what, key))
+            return function(key)
+
+        return call
+
+    monkeypatch.setattr(kernels, "_compile", counted(kernels._compile, "compiled"))
+    monkeypatch.setattr(kernels, "_from_disk", counted(kernels._from_disk, "looked for on disk"))
+    # Called before Triton makes a variant of a kernel, or finds it in its cache on disk.
+    monkeypatch.setattr(
+        triton.knobs.runtime, "jit_cache_hook", lambda **found: seen.append(found["repr"])
+    )
+    return seen
+
+
+def random_splits(generator, experts, most):
+    """Uneven: some experts get nothing, some a few rows, and few get many."""
+    total = generator.randrange(most) if generator.random() < 0.95 else 0
+    weights = [generator.choice([0, 0, 1, 4, 30]) * generator.random() for _ in range(experts)]
+    scale = total / (sum(weights) or 1.0)
+    return tuple(int(weight * scale) for weight in weights)
+
+
+@pytest.mark.parametrize("bias", ["nobias", "scaled"])
+def test_no_split_compiles_anything_after_the_first_call(bias, compilations):
+    case = ODD.but(grad="fused", **BIASES[bias])
+    model = model_of(case)
+    run(case, model)
+    assert len(compilations) >= len(launch.EPILOGUES)
+    compilations.clear()
+    generator, sizes = random.Random(7), []
+    for _ in range(200):
+        splits = random_splits(generator, len(case.splits), 1500)
+        padding = generator.choice([0, 0, 1, 7, 64, 200])
+        sizes.append(sum(splits) + padding)
+        for parameter in model.parameters():
+            parameter.grad = None
+        run(case.but(splits=splits, buffer_rows=sizes[-1]), model)
+    assert len(set(sizes)) > 100
+    assert compilations == []
+
+
+def test_a_new_variant_of_a_triton_kernel_is_seen(compilations):
+    from te_grouped_mlp.op.backends.cutedsl import reductions
+
+    values = torch.ones(32, device="cuda")
+    out = torch.empty_like(values)
+    # No caller asks for blocks of 32.
+    reductions._join_parts[(1,)](values, out, 32, 1, 32, num_warps=4)
+    assert torch.equal(out, values)
+    assert any("_join_parts" in str(each) for each in compilations)
+
+
 @pytest.mark.parametrize("deterministic", ["0", "1"], ids=["deterministic", "default"])
-@pytest.mark.parametrize("repeats", [12, 50])
-def test_replay_of_a_layer_beside_a_loaded_stream(repeats, deterministic, monkeypatch):
+@pytest.mark.parametrize(("repeats", "grad"), [(12, "grad"), (50, "grad"), (50, "fused")])
+def test_replay_of_a_layer_beside_a_loaded_stream(repeats, grad, deterministic, monkeypatch):
     monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", deterministic)
     splits = (517, 1023, 384, 129, 640, 31, 901, 471)
-    case = ODD.but(splits=splits, buffer_rows=None, hidden=2048, ffn=4096, grad="grad")
+    case = ODD.but(splits=splits, buffer_rows=None, hidden=2048, ffn=4096, grad=grad)
     model, inputs = model_of(case), step.make_inputs(case)
     side, load = torch.cuda.Stream(), torch.randn(2048, 2048, device="cuda")
     seen = {}
@@ -149,6 +259,8 @@ def test_replay_of_a_layer_beside_a_loaded_stream(repeats, deterministic, monkey
                 load = load @ load * 1e-3
         for tensor in (*model.parameters(), inputs.x, inputs.prob):
             tensor.grad = None
+            if getattr(tensor, "main_grad", None) is not None:
+                tensor.main_grad.fill_(START)
         for name, value in run(case, model, inputs).items():
             if value is not None:
                 seen.setdefault(name, []).append(checksums(value.contiguous()))

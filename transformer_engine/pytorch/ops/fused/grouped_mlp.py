@@ -166,11 +166,10 @@ def _forward(
     dw1, dx = call.wants(Output.DW1), call.wants(Output.DX)
     keeps_activated = call.wants(Output.DW2) and not plan.recomputes_activated
 
-    w1 = weights.forward_members(fc1, problem.fc1, fmt, dtype, column=dx)
-    w2 = weights.forward_members(fc2, problem.fc2, fmt, dtype, column=call.needs_dact)
-    x = quantize.tokens(
-        inputs.x, fc1.get_quantizer("forward", 0), plan, splits, row=True, column=dw1
-    )
+    w1 = weights.forward_members(fc1, problem.fc1, plan, column=dx)
+    w2 = weights.forward_members(fc2, problem.fc2, plan, column=call.needs_dact)
+    quantizer = fc1.get_quantizer("forward", 0)
+    x = quantize.tokens(inputs.x, quantizer, plan, splits, row=True, column=dw1, waits=True)
     first = run.fc1_act(
         x,
         weights.operand(w1, problem.fc1, fmt, Axis.ROW),
@@ -212,7 +211,10 @@ def _backward(
     db2, dscale = bias_gradient.of_fc2(fc2, state, grad_output)
     quantizer = fc2.get_quantizer("backward", 0)
     dw2 = call.wants(Output.DW2)
-    dy = quantize.tokens(grad_output, quantizer, plan, splits, row=call.needs_dact, column=dw2)
+    dy = quantize.tokens(
+        grad_output, quantizer, plan, splits,
+        row=call.needs_dact, column=dw2, waits=problem.fc2.delay_wgrad,
+    )  # fmt: skip
     act = data_gradient.through_activation(fc2, run, state, dy)
     activated = state.activated if act.activated is None else act.activated
     grads2 = weight_gradient.parameter_grads(

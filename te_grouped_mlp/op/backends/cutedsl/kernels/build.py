@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A key becomes a compiled kernel."""
 
+from dataclasses import replace
 from typing import Any
 
 from cutlass import BFloat16, Float32
@@ -28,8 +29,14 @@ def build(key: KernelKey) -> Any:
     gated = key.spec is not None and key.spec.is_gated
     cls, operands, values = _PARTS[key.op](key, gated)
     width = key.spec.interleave if gated else None
-    traits = {"spec": key.spec, "pair_width": width, "EpilogueArguments": cls.EpilogueArguments}
+    traits = {
+        "spec": key.spec,
+        "odd": key.odd,
+        "pair_width": width,
+        "EpilogueArguments": cls.EpilogueArguments,
+    }
     epilogue = type(f"{cls.__name__}_{key.op.value}", (cls,), traits)
+    operands = replace(operands, descending=key.descending)
     return compile_kernel(epilogue, key.tile, operands, values, key.arch)
 
 

@@ -10,7 +10,8 @@
 
 Per row, dprob = sum_j G_j act(h_j) with G the unrounded fp32 accumulator. A thread sums its columns
 in order, four lanes join by shuffles, and one lane stores one slot: no atomics, and the order
-depends on the tile only. `finish_rows` adds the slots of a row in order.
+depends on the tile only. `finish_rows` adds the slots of a row in order. With `odd`,
+D and activated are rounded to odd.
 """
 
 from typing import NamedTuple
@@ -30,6 +31,7 @@ from te_grouped_mlp.op.backends.cutedsl.kernels.quack_base import (
     TileStore,
     mlir_namedtuple,
 )
+from te_grouped_mlp.op.backends.cutedsl.kernels.rounding import round_to_odd
 
 
 @mlir_namedtuple
@@ -69,6 +71,8 @@ class DactGated(Epilogue):
                 g = g * prob[i]
             grads[2 * i] = g * d_gate
             grads[2 * i + 1] = g * d_linear
+        if const_expr(self.odd):
+            round_to_odd(grads)
         tRS_rD.store(cute.recast_tensor(grads.to(BFloat16), Float32).load())
         return ()
 
@@ -96,6 +100,10 @@ class DactUnary(Epilogue):
                 value = value * prob[i]
             tRS_rD[i] = g * slope
             made[i] = value
+        if const_expr(self.odd):
+            round_to_odd(tRS_rD)
         if const_expr(recompute):
+            if const_expr(self.odd):
+                round_to_odd(made)
             return (made,)
         return ()

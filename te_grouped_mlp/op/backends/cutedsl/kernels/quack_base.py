@@ -60,6 +60,9 @@ __all__ = [
 
 _MAIN_LOOPS = {9: GemmSm90, 10: GemmSm100}
 
+_EXPERTS = {"m": (4,), "k": (10, 12)}
+"""Where `kernel` of both main loops takes the tensors with a matrix per expert: B; D and C."""
+
 
 @cute.jit
 def _by_row(fragment, like):
@@ -205,11 +208,16 @@ class Epilogue(ComposableEpiMixin):
             counted in kernel order (m or n, k).
         pair_width: Width of the alternating blocks, None for two halves.
         spec: The activation, where there is one.
+        odd: Round what is stored for a requantization to odd.
+        turned: Positions, among the arguments of the main loop's `kernel`, of the tensors that
+            hold the last expert's matrix first.
     """
 
     pair_views: tuple[tuple[str, int], ...] = ()
     pair_width: int | None = None
     spec: Any = None
+    odd: bool = False
+    turned: tuple[int, ...] = ()
 
     def rotate_batch_last(self, mA, mB, mD, mC, epilogue_args, append_batch_if_2d=False):
         """Bring operands into kernel order and lay the pair views over them."""
@@ -222,10 +230,34 @@ class Epilogue(ComposableEpiMixin):
                 found[name] = _as_pairs(found[name], mode, self.pair_width)
         return mA, found["B"], found["D"], found["C"], epilogue_args
 
+    def kernel(self, *operands):
+        """Launch the main loop, after tensors that hold the last expert first were turned round.
+
+        What is turned are the coordinates that TMA gets, which the main loop indexes by expert.
+        Schedulers and epilogue operations keep the experts' order.
+        """
+        return super().kernel(
+            *(
+                _last_first(each) if index in self.turned and each is not None else each
+                for index, each in enumerate(operands)
+            )
+        )
+
     def epi_to_underlying_arguments(self, args, *, loc=None, ip=None):
         """Host arguments become kernel parameters."""
         self.rounding_mode = RoundingMode.RN
         return self.EpilogueParams(**self._epi_ops_to_params_dict(args))
+
+
+def _last_first(coordinates):
+    """Return a tensor of TMA coordinates whose last mode, the experts, runs backwards."""
+    last = cute.size(coordinates, mode=[cute.rank(coordinates) - 1]) - 1
+    start = cute.domain_offset((*(0,) * (cute.rank(coordinates) - 1), last), coordinates)
+    *strides, step = coordinates.stride
+    layout = cute.make_layout(
+        coordinates.shape, stride=(*strides, cute.ScaledBasis(-step.value, step.mode))
+    )
+    return cute.make_tensor(start.iterator, layout)
 
 
 def _as_pairs(tensor, mode: int, width: int | None):
@@ -252,6 +284,8 @@ class Operands:
         varlen: "m" (A, C and D are rows of all experts) or "k" (A and B are).
         b_transposed: B arrives as (experts, k, n).
         packed: C and D are bf16 pairs, seen as one 32-bit element.
+        descending: The tensors with a matrix per expert hold the last expert first: B for "m", D
+            and C for "k".
     """
 
     a: Any = BFloat16
@@ -262,6 +296,7 @@ class Operands:
     varlen: str = "m"
     b_transposed: bool = False
     packed: bool = False
+    descending: bool = False
 
 
 def compile_kernel(
@@ -304,8 +339,9 @@ def compile_kernel(
         # that wrote them may be the one before this.
         gemm.use_pdl = False
 
+    turned = _EXPERTS[operands.varlen] if operands.descending else ()
     return compile_gemm_kernel(
-        type(epilogue.__name__, (epilogue, _MAIN_LOOPS[arch]), {}),
+        type(epilogue.__name__, (epilogue, _MAIN_LOOPS[arch]), {"turned": turned}),
         operands.a, (tile.m, tile.n), (tile.cluster_m, tile.cluster_n, 1), tile.pingpong, True,
         False, False, (arch, 0), *abdc, epilogue.EpilogueArguments(**arguments),
         make_fake_scheduler_args(False, False, experts),

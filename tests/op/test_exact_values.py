@@ -1,0 +1,172 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Plans that read values: the op gives the bits of a plan that reads bytes and scales."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from te_grouped_mlp.op import exact_weights
+from tests.support import step
+from tests.support.prequantized import run_prequantized
+from tests.support.step import StepCase
+from tests.support.values_backend import in_use
+
+pytestmark = pytest.mark.usefixtures("fused_switch", "hostile_memory")
+
+SEVERAL = StepCase(splits=(128, 0, 256), hidden=128, ffn=128)
+WEIGHTS = ("discrete", "grouped", "quantized")
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("activation", step.ACTIVATIONS)
+def test_equal_to_a_plan_over_bytes(
+    activation: str, weight: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = SEVERAL.but(
+        activation=activation, weight=weight, bias=True, scale_bias=True, bias_weight="discrete",
+        buffer_rows=640, fill=float("nan"),
+    )  # fmt: skip
+    expected = step.run_step(case)
+    with in_use(monkeypatch) as calls:
+        step.assert_same(step.run_step(case), expected)
+    assert "quantize" in calls
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"delay": True, "grad": "fused"},
+        {"grad": "overwrite"},
+        {"activation": "srelu", "recompute": True},
+        {"activation": "srelu", "recompute": True, "delay": True},
+        {"unit_scale": True, "splits": (384,)},
+        {"frozen": frozenset({"x"})},
+        {"frozen": frozenset({"fc1", "prob", "x"})},
+        {"frozen": frozenset({"fc2"})},
+        {"hidden": 192, "ffn": 64},
+        {"splits": (0, 0)},
+    ],
+    ids=lambda changes: "-".join(
+        str(sorted(value) if isinstance(value, frozenset) else value) for value in changes.values()
+    ),
+)
+def test_equal_in_every_kind_of_step(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = SEVERAL.but(**changes)
+    expected = step.run_step(case)
+    with in_use(monkeypatch):
+        step.assert_same(step.run_step(case), expected)
+
+
+@pytest.mark.parametrize("ready", [False, True], ids=["compact", "ready"])
+def test_equal_with_prequantized_tokens(ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = run_prequantized(SEVERAL, x=ready, dy=ready)
+    with in_use(monkeypatch) as calls:
+        step.assert_same(run_prequantized(SEVERAL, x=ready, dy=ready), expected)
+    # The tokens came as bytes: only the weights were quantized here.
+    assert calls.count("quantize") == 2
+
+
+# Weights that are kept --------------------------------------------------------------------------
+
+
+def weights_made(
+    monkeypatch: pytest.MonkeyPatch, case: StepCase, change: Any, *, reuse: bool = True
+) -> tuple[int, torch.Tensor]:
+    """Run a step, change the model, run again; return how many linears' weights were remade then,
+    and the second output."""
+    made: list[int] = []
+    original = exact_weights.of_plain
+    monkeypatch.setattr(
+        exact_weights, "of_plain", lambda *args, **kw: made.append(1) or original(*args, **kw)
+    )
+    model, inputs = step.make_model(case), step.make_inputs(case)
+    with in_use(monkeypatch, reuse_weights=reuse):
+        step.run_model(model, case, inputs)
+        made.clear()
+        change(model)
+        y = step.run_model(model, case, inputs)
+    return len(made), y.detach()
+
+
+def nothing(model: Any) -> None:
+    """Leave everything as it is."""
+
+
+def in_place(model: Any) -> None:
+    """Change one expert of FC1 as an optimizer's step does."""
+    with torch.no_grad():
+        model[0].weight1.mul_(2.0)
+
+
+def repointed(model: Any) -> None:
+    """Give one expert of FC2 new storage."""
+    model[2].weight2.data = model[2].weight2.data * 2.0
+
+
+def replaced(model: Any) -> None:
+    """Put a new parameter in the first place."""
+    old = model[0].weight0
+    new = torch.nn.Parameter(old.detach() * 2.0)
+    if hasattr(old, "main_grad"):
+        new.main_grad = old.main_grad
+    model[0].weight0 = new
+
+
+@pytest.mark.parametrize(
+    ("change", "remade"), [(nothing, 0), (in_place, 1), (repointed, 1), (replaced, 1)]
+)
+def test_kept_weights_follow_what_pytorch_counts(
+    change: Any, remade: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = SEVERAL
+    count, y = weights_made(monkeypatch, case, change)
+    assert count == remade
+    model = step.make_model(case)
+    change(model)
+    fresh = step.forward(model, case, step.make_inputs(case)).detach()
+    assert step.same_bits(y, fresh)
+
+
+def test_without_the_promise_weights_are_made_in_every_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    count, _ = weights_made(monkeypatch, SEVERAL, nothing, reuse=False)
+    assert count == 2
+
+
+def test_one_parameter_for_all_experts_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = SEVERAL.but(weight="grouped")
+    assert weights_made(monkeypatch, case, nothing)[0] == 0
+
+
+def test_a_write_inside_one_parameter_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(model: Any) -> None:
+        model[0].weight.rowwise_data.mul_(2.0)
+
+    assert weights_made(monkeypatch, SEVERAL.but(weight="grouped"), write)[0] == 1
+
+
+def test_an_inference_pass_keeps_less_and_a_training_pass_asks_for_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = SEVERAL
+    model, inputs = step.make_model(case), step.make_inputs(case)
+    with in_use(monkeypatch, reuse_weights=True) as calls:
+        with torch.no_grad():
+            step.forward(model, case, inputs)
+        calls.clear()
+        y = step.run_model(model, case, inputs)
+    assert calls.count("quantize") == 2 + 2  # both linears' columns now, x and dy
+    assert y.requires_grad
+
+
+def test_what_is_kept_goes_with_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = len(exact_weights._kept)
+    weights_made(monkeypatch, SEVERAL, nothing)
+    assert len(exact_weights._kept) == before
