@@ -8,13 +8,14 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 
 from te_grouped_mlp.op.backends.reference import arguments
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.operands import Axis
 from tests.op.gpu import recorded
 from tests.op.gpu.recorded import Recorded
-from tests.support import step
+from tests.support import step, values_backend
 from tests.support.step import StepCase
 
 pytestmark = pytest.mark.usefixtures("fused_switch", "hostile_memory")
@@ -95,6 +96,28 @@ def test_values_without_bytes_are_compared() -> None:
     copies["x row"] = recorded.Copy(copies["x row"].values * (1 + 2.0**-8))
     with pytest.raises(AssertionError, match="x row has other values"):
         recorded.assert_same_copies(CASE, dataclasses.replace(record, copies=copies), record)
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "srelu"])
+def test_a_backend_that_reads_values(activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it makes of x, dy and the weights are values, or bytes where a later pass reads them."""
+    case = CASE.but(activation=activation)
+    wanted = recorded.reference(case)
+    with values_backend.in_use(monkeypatch):
+        found = recorded.run(case, backend=values_backend.NAME)
+    assert found.copies["x row"].codes is None
+    assert found.copies["W1 column 0"].codes is None
+    assert found.copies["x column"].codes is not None
+    assert not any(recorded.assert_same_copies(case, found, wanted).values())
+    recorded.assert_close(case, found.found, wanted.found)
+
+
+def test_pair_order_is_put_back() -> None:
+    """Gate j and linear j lie beside each other there, and 32 columns apart here."""
+    here = torch.arange(128.0)[None]
+    gates = here.view(2, 2, 32)[:, 0].reshape(-1)
+    pairs = torch.stack([gates, gates + 32], 1).view(1, -1)
+    assert torch.equal(recorded._out_of_pairs(recorded.Copy(pairs)).values, here)
 
 
 @pytest.mark.parametrize("name", ["y", "dx", "dprob", "dW1", "dW2", "db1", "db2"])

@@ -86,6 +86,8 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
         recipe = manager.get_fp8_recipe() if manager.is_fp8_enabled() else None
         return te_adapter.problem_of(*self.basic_ops, recipe)
 
+    # A compiler would trace the host code launch by launch, and anew for each saved state.
+    @torch.compiler.disable
     def fuser_forward(
         self,
         basic_op_ctxs: list[Any],
@@ -125,6 +127,7 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
             ctx.prob_shape, ctx.prob_dtype = prob.shape, prob.dtype
         return out.view(*inputs.shape[:-1], problem.fc2.out_features), [(), (), ()]
 
+    @torch.compiler.disable
     def fuser_backward(
         self, basic_op_ctxs: list[Any], grad_output: torch.Tensor, **_unused: Any
     ) -> tuple[Any, list[Any], list[Any]]:
