@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles every kind of launch for one architecture, without a GPU.
 
-    python -m tests.op.backends.cutedsl.compile_all sm_90a FOLDER
+    python -m tests.op.backends.cutedsl.compile_all sm_90a FOLDER [launches|activations]
 
 A process compiles for one architecture, so there is one process each. FOLDER gets NAME.ptx and
 NAME.cubin, or NAME.txt with the error of a kernel that does not compile; then the exit code is 1.
@@ -58,8 +58,23 @@ def wanted(arch: int) -> dict[str, KernelKey]:
     }
 
 
-def main(target: str, folder: Path) -> int:
-    """Compile for `target` into `folder`."""
+def of_every_activation(arch: int) -> dict[str, KernelKey]:
+    """The launches with an activation, for each activation under MXFP8, with biases and without."""
+    found = {}
+    for name, spec in ACTIVATIONS.items():
+        for bias in (False, True):
+            problem = problem_of(spec, bias=bias, recipe=RecipeKind.MXFP8)
+            for key in keys.of_problem(problem, arch):
+                if key.op in (Op.FC1_ACT, Op.DACT_DGRAD):
+                    found[f"{key.op.value} {name} {'bias' if bias else 'plain'}"] = key
+    return found
+
+
+SETS = {"launches": wanted, "activations": of_every_activation}
+
+
+def main(target: str, folder: Path, which: str = "launches") -> int:
+    """Compile the set `which` for `target` into `folder`."""
     os.environ["CUTE_DSL_ARCH"] = target
     os.environ["CUTE_DSL_KEEP"] = "ptx,cubin"
     os.environ["CUTE_DSL_DUMP_DIR"] = str(folder)
@@ -69,7 +84,7 @@ def main(target: str, folder: Path) -> int:
     with library.deprecations_ignored():
         from te_grouped_mlp.op.backends.cutedsl.kernels.build import build
 
-        for name, key in wanted(ARCHITECTURES[target]).items():
+        for name, key in SETS[which](ARCHITECTURES[target]).items():
             try:
                 compiled = build(key)
             except Exception:
@@ -85,4 +100,4 @@ def main(target: str, folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2])))
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:]))

@@ -54,12 +54,17 @@ def cuobjdump() -> str:
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """Folders of PTX and cubins by architecture; the two processes run side by side."""
+    """Folders of PTX and cubins of every kind of launch, by architecture."""
+    return compile_for_all(tmp_path_factory, "launches")
+
+
+def compile_for_all(tmp_path_factory, which):
+    """Compile a set for each architecture; the two processes run side by side."""
     folders = {target: tmp_path_factory.mktemp(target) for target in compile_all.ARCHITECTURES}
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     running = [
         subprocess.Popen(
-            [sys.executable, "-m", compile_all.__name__, target, str(folder)],
+            [sys.executable, "-m", compile_all.__name__, target, str(folder), which],
             cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for target, folder in folders.items()
@@ -96,14 +101,27 @@ def test_the_patterns_find_what_they_look_for():
 
 @needs_kernels
 @pytest.mark.parametrize("name", LAUNCHES)
-def test_no_register_is_spilled_on_hopper(compiled, name):
-    path = compiled["sm_90a"] / f"{name}.cubin"
+@pytest.mark.parametrize("target", compile_all.ARCHITECTURES)
+def test_no_register_is_spilled(compiled, target, name):
+    assert stack_sizes(compiled[target] / f"{name}.cubin") == {"0"}
+
+
+def stack_sizes(cubin):
+    """Bytes of stack that a cubin's kernels use, as text: spills do not show in PTX."""
     done = subprocess.run(
-        [cuobjdump(), "-res-usage", str(path)], capture_output=True, text=True, check=True
+        [cuobjdump(), "-res-usage", str(cubin)], capture_output=True, text=True, check=True
     )
-    found = re.findall(r"STACK:(\d+)", done.stdout + done.stderr)
-    assert found
-    assert set(found) == {"0"}
+    return set(re.findall(r"STACK:(\d+)", done.stdout + done.stderr))
+
+
+@pytest.mark.slow
+@needs_kernels
+def test_every_activation_compiles_without_float_atomics_or_spills(tmp_path_factory):
+    folders = compile_for_all(tmp_path_factory, "activations")
+    for target, folder in folders.items():
+        for name in compile_all.of_every_activation(compile_all.ARCHITECTURES[target]):
+            assert not FLOAT_ATOMIC.findall((folder / f"{name}.ptx").read_text()), (target, name)
+            assert stack_sizes(folder / f"{name}.cubin") == {"0"}, (target, name)
 
 
 @needs_kernels
