@@ -60,14 +60,15 @@ def quantize(
     """Quantize a matrix along its rows, its columns, or both, into buffers that exist.
 
     Args:
-        src: (rows, cols) fp32, fp16 or bf16, unit column stride; cols a multiple of 32. Read only.
+        src: (rows, cols) fp32, fp16 or bf16, unit column stride; cols a multiple of 32.
         ends: Row ends of the groups, or None for members.
         members: Equal matrices that the rows are made of, each a multiple of 32 rows.
         row_data, column_data: uint8 (rows, cols) or flat, row-major.
         row_scale, column_scale: uint8, contiguous, padded to whole tiles; every written tile is
             written whole, its padding as 0. Given wherever the data of that direction are.
         row_values, column_values: bf16 (rows, cols), contiguous: ``data * 2^(scale - 127)``,
-            rounded only where bf16 has not the exponent. Wanted with or without the bytes.
+            rounded only where bf16 has not the exponent. Wanted with or without the bytes. One of
+            them may be `src` itself: a program reads its rectangle before it writes there.
         e5m2: E5M2 instead of E4M3.
         swizzled: Scales in the order that a GEMM reads; column scales restart at each group.
         two_d: One scale for each 32 x 32 block.

@@ -30,6 +30,9 @@ DETERMINISM_SWITCH = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
 FORK_SWITCH = "NVTE_GROUPED_MLP_FORK"
 STANDALONE_SWITCH = "NVTE_GROUPED_MLP_STANDALONE"
 
+STANDALONE_MARK = "__te_grouped_mlp_standalone__"
+"""Attribute of the `transformer_engine_torch` that stands in for Transformer Engine's extension."""
+
 WRAPPERS = {
     "glu": "grouped_gemm_glu_wrapper_sm100",
     "dglu": "grouped_gemm_dglu_wrapper_sm100",
@@ -252,7 +255,7 @@ def _probe_wrappers() -> Mapping[str, frozenset[str]] | Absent:
 
 def _standalone_active() -> bool:
     tex = sys.modules.get("transformer_engine_torch")
-    return bool(getattr(tex, "__te_grouped_mlp_standalone__", False))
+    return STANDALONE_MARK in vars(tex) if tex is not None else False
 
 
 def cache_home() -> Path:

@@ -21,17 +21,20 @@ def operand(
     waits: bool,
     paired: bool = False,
     nan_in_scale: bool = False,
+    consumes: bool = False,
 ) -> GroupedOperand:
     """Make the operand of a token tensor, in one pass over it; never synchronises.
 
     Args:
-        plain: (rows, features), fp32, fp16 or bf16. Not changed.
+        plain: (rows, features), fp32, fp16 or bf16. Changed only if `consumes`.
         plan: Its format and layout.
         splits: Division of the rows; rows past the live ones are neither read nor written.
         row, column: Which copies are wanted.
         waits: The column copy is read by a later pass: keep its bytes, which take half the memory.
         paired: Columns 2j and 2j + 1 are gate j and linear j, which share no row scale.
         nan_in_scale: A NaN makes its block's scale NaN, as in the epilogues of fused kernels.
+        consumes: `plain` is bf16, contiguous, and not needed any more: the first copy of values
+            takes its place.
 
     Returns:
         New buffers: bytes for a column copy that waits, else values.
@@ -41,8 +44,12 @@ def operand(
     rows, _ = shape = (int(plain.shape[0]), int(plain.shape[1]))
     device = plain.device
 
+    free = [plain] if consumes else []
+
     def values(wanted: bool) -> torch.Tensor | None:
-        return memory.empty(shape, torch.bfloat16, device) if wanted else None
+        if not wanted:
+            return None
+        return free.pop() if free else memory.empty(shape, torch.bfloat16, device)
 
     row_values, column_values = values(row), values(column and not waits)
     kept = _bytes(shape, plan, device) if column and waits else None

@@ -196,3 +196,9 @@ def test_leaves_import_neither_torch_nor_te():
 
 def test_operands_and_the_reference_import_no_te():
     import_blocked("operands memory backends.base backends.reference.backend", NO_TE)
+
+
+def test_the_process_knows_that_it_runs_standalone() -> None:
+    import transformer_engine.pytorch  # noqa: F401
+
+    assert environment.current().standalone

@@ -7,6 +7,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+from te_grouped_mlp.op.environment import STANDALONE_MARK
 from te_grouped_mlp.standalone.tex import (
     activations,
     enums,
@@ -94,6 +95,7 @@ def _missing(name: str) -> Any:
 def build() -> ModuleType:
     """Return a new module object with every function and enum, and placeholders for the rest."""
     module = ModuleType(NAME, "transformer_engine_torch for CPU tensors, by te-grouped-mlp.")
+    setattr(module, STANDALONE_MARK, True)
     for name in ENUMS:
         setattr(module, name, getattr(enums, name))
     for source, names in FUNCTIONS.items():

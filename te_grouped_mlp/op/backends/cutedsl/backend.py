@@ -257,7 +257,7 @@ def _operand(
     if plan.reads_values:
         return exact_tokens.operand(
             values, plan, splits,
-            row=row, column=column, waits=waits, paired=paired, nan_in_scale=True,
+            row=row, column=column, waits=waits, paired=paired, nan_in_scale=True, consumes=True,
         )  # fmt: skip
     shape = (values.shape[0], values.shape[1])
     return GroupedOperand(plan.call.format, shape, plan.layout, splits, plain=values)

@@ -9,6 +9,7 @@ its absence a failure.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import re
 import shutil
@@ -192,6 +193,16 @@ def test_plain_tuples_hold_what_the_kernels_name():
     assert len(TileSchedulerOptions._fields) == 6
     assert VarlenArguments._fields[:2] == ("mCuSeqlensM", "mCuSeqlensK")
     assert len(VarlenArguments._fields) == 4
+
+
+@needs_kernels
+def test_main_loops_take_the_experts_matrices_where_they_are_turned():
+    with library.deprecations_ignored():
+        from te_grouped_mlp.op.backends.cutedsl.kernels import quack_base
+    for loop in quack_base._MAIN_LOOPS.values():
+        _, *names = inspect.signature(loop.kernel).parameters
+        found = {varlen: [names[i] for i in at] for varlen, at in quack_base._EXPERTS.items()}
+        assert found == {"m": ["mB_nkl"], "k": ["mD_mnl", "mC_mnl"]}
 
 
 @needs_kernels

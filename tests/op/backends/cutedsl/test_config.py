@@ -9,7 +9,7 @@ import inspect
 
 import pytest
 
-from te_grouped_mlp.op.backends.cutedsl import config, keys
+from te_grouped_mlp.op.backends.cutedsl import config, keys, launch
 from te_grouped_mlp.op.backends.cutedsl.config import Op, Tile
 from te_grouped_mlp.op.formats import DType
 from te_grouped_mlp.op.problem import Activation, ActivationSpec
@@ -125,3 +125,29 @@ def test_plain_products_behind_gated_activations_share_their_kernels():
 def test_training_needs_each_kernel_once(name):
     found = keys.of_problem(problem_of(ACTIVATIONS[name]), 9, prob=DType.BFLOAT16)
     assert sorted(key.op.value for key in found) == sorted(op.value for op in Op)
+
+
+def test_the_order_in_memory_changes_nothing_else_of_a_kernel():
+    up = keys.of_problem(problem_of(ACTIVATIONS["swiglu"], bias=True), 9)
+    down = keys.of_problem(problem_of(ACTIVATIONS["swiglu"], bias=True), 9, descending=True)
+    assert [key.op for key in up if key.descending] == []
+    assert [key.op for key in down if not key.descending] == list(config.ROW_OPS)
+    assert [dataclasses.replace(key, descending=False) for key in down] == list(up)
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("main_grad", [False, True])
+def test_a_first_step_compiles_for_the_order_of_its_weights(monkeypatch, main_grad, descending):
+    wanted = []
+    monkeypatch.setattr(launch.kernels, "compile_ahead", wanted.extend)
+    monkeypatch.setattr(launch.kernels, "target_arch", lambda: 9)
+    problem = problem_of(ACTIVATIONS["swiglu"])
+    problem = dataclasses.replace(
+        problem, fc1=dataclasses.replace(problem.fc1, main_grad=main_grad)
+    )
+    launch.prepare(problem, DType.FLOAT32, descending)
+    assert {key.op for key in wanted} == set(Op)
+    assert {key.descending for key in wanted if key.tile is not None} == {descending}
+    count = len(wanted)
+    launch.prepare(problem, DType.FLOAT32, descending)
+    assert len(wanted) == count
