@@ -15,6 +15,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+import te_grouped_mlp
+from te_grouped_mlp.op.plan import Reason
 from tests.op import fixtures
 from tests.op.gpu import recorded
 from tests.op.gpu.recorded import Recorded
@@ -176,6 +178,17 @@ def runner_without_tail(runner: recorded.Runner) -> recorded.Runner:
 
 
 _WRAPPED: dict[recorded.Runner, recorded.Runner] = {}
+
+
+@DEVICES
+def test_gate_and_linear_part_in_halves_are_refused(device: str) -> None:
+    """MXFP8 has them interleaved by 32: what lies otherwise is not fused, and told so."""
+    from transformer_engine.common.recipe import MXFP8BlockScaling
+
+    model = step.make_model(SEVERAL.but(interleave=None, device=device))
+    (decision,) = te_grouped_mlp.explain(model, recipe=MXFP8BlockScaling())
+    assert decision.path == "unfused"
+    assert dict(decision.refusals)[recorded.BACKENDS[device]].reason is Reason.INTERLEAVE
 
 
 def with_buffers(case: StepCase) -> recorded.Found:

@@ -34,7 +34,6 @@ FUSED_BOUND = 2.0**-6
 FORMS = pytest.mark.parametrize(
     ("compiler", "device"),
     [
-        ("eager", "cpu"),
         ("aot_eager", "cpu"),
         pytest.param("aot_eager", "cuda", marks=GPU),
         pytest.param("inductor", "cuda", marks=GPU),
@@ -101,13 +100,16 @@ def test_a_compiled_block_equals_eager(
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 @RECIPES
 def test_the_op_stays_outside_the_graphs(block: moe.Block, recipe: str, device: str) -> None:
-    """One break, at the op or at what Transformer Engine does just before it; the routing and the
-    weighted sum are whole graphs, and nothing of the op is in them."""
+    """Two graphs, the routing and the weighted sum; nothing of the op is in them.
+
+    Between them is the op's break, or one of Transformer Engine's code just before it.
+    """
     x, dy = data(0, device)
     moe.gradients(block, x, dy, block)
     found = torch._dynamo.explain(block)(x)
-    assert found.graph_break_count == 1, found.break_reasons
-    assert found.graph_count == 2
+    assert found.graph_count == 2, found.break_reasons
+    # On a GPU, what Transformer Engine asks about the device may break too, with no graph between.
+    assert 1 <= found.graph_break_count <= (1 if device == "cpu" else 3), found.break_reasons
     traced = [str(node.stack_trace) for graph in found.graphs for node in graph.graph.nodes]
     assert any("moe.py" in each for each in traced)
     assert not any("grouped_mlp.py" in each or "te_grouped_mlp/op" in each for each in traced)
