@@ -33,8 +33,8 @@ class Config(NamedTuple):
     warps: int
 
 
-QUANTIZE = Config(64, 128, 4)
-DEQUANTIZE = Config(64, 128, 4)
+QUANTIZE = Config(32, 256, 4)
+DEQUANTIZE = Config(32, 256, 4)
 
 _SOURCES = (torch.float32, torch.float16, torch.bfloat16)
 
