@@ -26,7 +26,10 @@ TILE = 128
 
 
 class Config(NamedTuple):
-    """Elements that one program works on, and its warps; both sides divide or equal 128."""
+    """Elements that one program works on, and its warps.
+
+    `rows` is 32, 64 or 128; `cols` is a power of two, at least 32.
+    """
 
     rows: int
     cols: int
