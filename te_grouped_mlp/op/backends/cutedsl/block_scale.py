@@ -81,19 +81,9 @@ def quantize(
     """
     rows, cols = _check_matrix("src", src, _SOURCES)
     groups = _check_groups(ends, members, rows, src.device)
-    scales = _scale_bytes(rows, cols, members)
-    for name, data, scale, size in (
-        ("row", row_data, row_scale, scales[0]),
-        ("column", column_data, column_scale, scales[1]),
-    ):
-        _check_buffer(f"{name}_data", data, torch.uint8, rows * cols, src.device)
-        _check_buffer(f"{name}_scale", scale, torch.uint8, size, src.device)
-        if data is not None and scale is None:
-            raise ValueError(
-                f"{name}_scale is None; allowed: a buffer, because {name}_data is given"
-            )
-    _check_buffer("row_values", row_values, torch.bfloat16, rows * cols, src.device)
-    _check_buffer("column_values", column_values, torch.bfloat16, rows * cols, src.device)
+    sizes = (rows * cols, *_scale_bytes(rows, cols, members))
+    _check_outputs("row", row_data, row_scale, row_values, (sizes[0], sizes[1]), src.device)
+    _check_outputs("column", column_data, column_scale, column_values, sizes[::2], src.device)
     wanted = (row_data, row_scale, column_data, column_scale, row_values, column_values)
     if rows == 0 or cols == 0 or all(one is None for one in wanted):
         return
@@ -256,6 +246,23 @@ def _check_groups(ends: torch.Tensor | None, members: int, rows: int, device: to
             f"{BLOCK} rows"
         )
     return 1
+
+
+def _check_outputs(
+    direction: str,
+    data: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    values: torch.Tensor | None,
+    sizes: tuple[int, ...],
+    device: torch.device,
+) -> None:
+    """Check one direction's outputs; `sizes` are those of the data and of the scales."""
+    _check_buffer(f"{direction}_data", data, torch.uint8, sizes[0], device)
+    _check_buffer(f"{direction}_scale", scale, torch.uint8, sizes[1], device)
+    _check_buffer(f"{direction}_values", values, torch.bfloat16, sizes[0], device)
+    if data is not None and scale is None:
+        name = f"{direction}_scale"
+        raise ValueError(f"{name} is None; allowed: a buffer, because {direction}_data is given")
 
 
 def _check_buffer(

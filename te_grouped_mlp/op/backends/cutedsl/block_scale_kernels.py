@@ -94,6 +94,41 @@ def _column_place(first, local, column, tiles, blocks, SWIZZLED: tl.constexpr):
     return place
 
 
+@triton.jit
+def _times(x, factor, COLUMN: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Each element times the factor of its block: (ROWS / 32, COLS) or (ROWS, COLS / 32)."""
+    if COLUMN:
+        product = tl.reshape(x, (ROWS // 32, 32, COLS)) * factor[:, None, :]
+    else:
+        product = tl.reshape(x, (ROWS, COLS // 32, 32)) * factor[:, :, None]
+    return tl.reshape(product, (ROWS, COLS))
+
+
+@triton.jit
+def _codes(
+    x, size, COLUMN: tl.constexpr, E5M2: tl.constexpr, TWO_D: tl.constexpr, NAN: tl.constexpr,
+    HARDWARE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """FP8 bytes of a rectangle, and the scale of each block as int32."""
+    WIDE: tl.constexpr = COLS // 32
+    HIGH: tl.constexpr = ROWS // 32
+    if COLUMN:
+        amax = tl.max(tl.reshape(size, (HIGH, 32, COLS)), 1)
+        if TWO_D:
+            amax = tl.max(tl.reshape(amax, (HIGH, WIDE, 32)), 2)
+            amax = tl.broadcast_to(amax[:, :, None], (HIGH, WIDE, 32))
+            amax = tl.reshape(amax, (HIGH, COLS))
+    else:
+        amax = tl.max(tl.reshape(size, (ROWS, WIDE, 32)), 2)
+        if TWO_D:
+            amax = tl.max(tl.reshape(amax, (HIGH, 32, WIDE)), 1)
+            amax = tl.broadcast_to(amax[:, None, :], (HIGH, 32, WIDE))
+            amax = tl.reshape(amax, (ROWS, WIDE))
+    scale = e8m0(as_float(amax), E5M2, NAN)
+    scaled = _times(x, power(254 - scale, NAN), COLUMN, ROWS, COLS)
+    return encode(scaled, E5M2, HARDWARE), scale
+
+
 @triton.jit(do_not_specialize=RUN_TIME)
 def quantize_tiles(
     src, ends, row_data, row_scale, column_data, column_scale, row_values, column_values,
@@ -105,8 +140,6 @@ def quantize_tiles(
 
     `rows` are those of one member. With `ends`, member and group are found from the row.
     """
-    WIDE: tl.constexpr = COLS // 32
-    HIGH: tl.constexpr = ROWS // 32
     columns = blocks * 32
     across = tl.cdiv(tl.cdiv(columns, 128) * 128, COLS)
     # Eight elements for each thread, whatever their type: another layout for each would cost a
@@ -125,51 +158,31 @@ def quantize_tiles(
     x = widen(x, HARDWARE)
     size = magnitude(x, NAN, HARDWARE)
     place = at * columns + column[None, :]
-    by_row: tl.constexpr = not (row_data is None and row_scale is None and row_values is None)
-    by_column: tl.constexpr = not (
-        column_data is None and column_scale is None and column_values is None
-    )
-    if by_row:
-        amax = tl.max(tl.reshape(size, (ROWS, WIDE, 32)), 2)
-        if TWO_D:
-            amax = tl.max(tl.reshape(amax, (HIGH, 32, WIDE)), 1)
-            amax = tl.broadcast_to(amax[:, None, :], (HIGH, 32, WIDE))
-            amax = tl.reshape(amax, (ROWS, WIDE))
-        scale = e8m0(as_float(amax), E5M2, NAN)
-        scaled = tl.reshape(x, (ROWS, WIDE, 32)) * power(254 - scale, NAN)[:, :, None]
-        code = encode(tl.reshape(scaled, (ROWS, COLS)), E5M2, HARDWARE)
+    if not (row_data is None and row_scale is None and row_values is None):
+        code, scale = _codes(x, size, False, E5M2, TWO_D, NAN, HARDWARE, ROWS, COLS)
         if row_data is not None:
             tl.store(row_data + place, code, mask=inside)
         if row_values is not None:
-            value = tl.reshape(decode(code, E5M2, HARDWARE), (ROWS, WIDE, 32))
-            value = tl.reshape(value * power(scale, NAN)[:, :, None], (ROWS, COLS))
+            value = _times(decode(code, E5M2, HARDWARE), power(scale, NAN), False, ROWS, COLS)
             tl.store(row_values + place, as_value(value, HARDWARE), mask=inside)
         if row_scale is not None:
-            block = tl.program_id(0) % across * WIDE + tl.arange(0, WIDE)
+            block = tl.program_id(0) % across * (COLS // 32) + tl.arange(0, COLS // 32)
             to = _row_place((first + start + line)[:, None], block[None, :], blocks, SWIZZLED)
             ours = (block < tl.cdiv(blocks, 4) * 4)[None, :]
             tl.store(row_scale + to, scale.to(tl.uint8), mask=ours)
-    if by_column:
-        amax = tl.max(tl.reshape(size, (HIGH, 32, COLS)), 1)
-        if TWO_D:
-            amax = tl.max(tl.reshape(amax, (HIGH, WIDE, 32)), 2)
-            amax = tl.broadcast_to(amax[:, :, None], (HIGH, WIDE, 32))
-            amax = tl.reshape(amax, (HIGH, COLS))
-        scale = e8m0(as_float(amax), E5M2, NAN)
-        scaled = tl.reshape(x, (HIGH, 32, COLS)) * power(254 - scale, NAN)[:, None, :]
-        code = encode(tl.reshape(scaled, (ROWS, COLS)), E5M2, HARDWARE)
+    if not (column_data is None and column_scale is None and column_values is None):
+        code, scale = _codes(x, size, True, E5M2, TWO_D, NAN, HARDWARE, ROWS, COLS)
         if column_data is not None:
             tl.store(column_data + place, code, mask=inside)
         if column_values is not None:
-            value = tl.reshape(decode(code, E5M2, HARDWARE), (HIGH, 32, COLS))
-            value = tl.reshape(value * power(scale, NAN)[:, None, :], (ROWS, COLS))
+            value = _times(decode(code, E5M2, HARDWARE), power(scale, NAN), True, ROWS, COLS)
             tl.store(column_values + place, as_value(value, HARDWARE), mask=inside)
         if column_scale is not None:
             if ends is not None and SWIZZLED:
                 first, count = _group_of(ends, data_row, groups, GROUPS)
                 start = data_row - first
                 tiles = count // 128
-            local = start // 32 + tl.arange(0, HIGH)
+            local = start // 32 + tl.arange(0, ROWS // 32)
             to = _column_place(first, local[:, None], column[None, :], tiles, blocks, SWIZZLED)
             ours = (column < tl.cdiv(blocks, 4) * 128)[None, :]
             tl.store(column_scale + to, scale.to(tl.uint8), mask=ours)
@@ -182,8 +195,6 @@ def dequantize_tiles(
     COLS: tl.constexpr,
 ):  # fmt: skip
     """Write the values of one rectangle; the arguments are those of `quantize_tiles`."""
-    WIDE: tl.constexpr = COLS // 32
-    HIGH: tl.constexpr = ROWS // 32
     columns = blocks * 32
     across = tl.cdiv(tl.cdiv(columns, 128) * 128, COLS)
     column = tl.program_id(0) % across * COLS + tl.arange(0, COLS)
@@ -203,18 +214,16 @@ def dequantize_tiles(
             first, count = _group_of(ends, data_row, groups, GROUPS)
             start = data_row - first
             tiles = count // 128
-        local = start // 32 + tl.arange(0, HIGH)
+        local = start // 32 + tl.arange(0, ROWS // 32)
         at = _column_place(first, local[:, None], column[None, :], tiles, blocks, SWIZZLED)
         ours = (column < tl.cdiv(blocks, 4) * 128)[None, :]
         factor = power(tl.load(scale + at, mask=ours, other=0).to(tl.int32), True)
-        value = tl.reshape(value, (HIGH, 32, COLS)) * factor[:, None, :]
     else:
-        block = tl.program_id(0) % across * WIDE + tl.arange(0, WIDE)
+        block = tl.program_id(0) % across * (COLS // 32) + tl.arange(0, COLS // 32)
         at = _row_place((first + start + line)[:, None], block[None, :], blocks, SWIZZLED)
         ours = (block < tl.cdiv(blocks, 4) * 4)[None, :]
         factor = power(tl.load(scale + at, mask=ours, other=0).to(tl.int32), True)
-        value = tl.reshape(value, (ROWS, WIDE, 32)) * factor[:, :, None]
-    value = tl.reshape(value, (ROWS, COLS))
+    value = _times(value, factor, COLUMN, ROWS, COLS)
     tl.store(out + place, narrow(value, out.dtype.element_ty, HARDWARE), mask=inside)
 
 
