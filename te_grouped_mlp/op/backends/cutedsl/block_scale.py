@@ -57,6 +57,7 @@ def quantize(
     swizzled: bool = True,
     two_d: bool = False,
     nan_in_scale: bool = False,
+    noop: torch.Tensor | None = None,
     config: Config = QUANTIZE,
 ) -> None:
     """Quantize a matrix along its rows, its columns, or both, into buffers that exist.
@@ -74,6 +75,7 @@ def quantize(
         swizzled: Scales in the order that a GEMM reads; column scales restart at each group.
         two_d: One scale for each 32 x 32 block.
         nan_in_scale: A NaN makes its block's scale 0xFF; otherwise it takes no part in the scale.
+        noop: One number on the device; unless it is 0, nothing is written.
         config: Rectangle of one program; no effect on the result.
 
     Raises:
@@ -90,8 +92,8 @@ def quantize(
     unit = 16 if src.stride(0) % 16 == 0 else 8 if src.stride(0) % 8 == 0 else 1
     _launch(
         kernels.quantize_tiles, _programs(rows, cols, members, config), config.warps, src.device,
-        src, ends, *wanted, rows // members, cols // BLOCK, src.stride(0) // unit, groups, unit,
-        triton.next_power_of_2(groups), e5m2, swizzled, two_d, nan_in_scale, _hardware(),
+        src, ends, noop, *wanted, rows // members, cols // BLOCK, src.stride(0) // unit, groups,
+        unit, triton.next_power_of_2(groups), e5m2, swizzled, two_d, nan_in_scale, _hardware(),
         config.rows, config.cols,
     )  # fmt: skip
 
@@ -173,6 +175,35 @@ def swizzle(
         kernels.swizzle_tiles, _programs(rows, cols, members, Config(TILE, TILE, 4)), 4, out.device,
         scale, ends, out, rows // members, cols // BLOCK, groups, triton.next_power_of_2(groups),
         axis_column, inverse,
+    )  # fmt: skip
+
+
+def swizzle_listed(
+    table: torch.Tensor, shape: tuple[int, int], out: torch.Tensor, *, axis_column: bool
+) -> None:
+    """Swizzle compact scales that lie apart, into one buffer after the other.
+
+    Args:
+        table: int64 (members,) on the device, the addresses of equal compact matrices.
+        shape: Their padded shape: multiples of 128 x 4 for row scales, 4 x 128 for column scales.
+        out: uint8, contiguous, on the same device.
+        axis_column: The direction of the scale blocks.
+
+    Raises:
+        TypeError, ValueError: Naming the argument, its value and what is allowed.
+    """
+    outer, inner = shape[::-1] if axis_column else shape
+    if outer % TILE or inner % 4:
+        raise ValueError(f"shape is {shape}; allowed: whole tiles of {TILE} x 4 scales")
+    size = shape[0] * shape[1]
+    _check_buffer("table", table, torch.int64, 0, out.device)
+    _check_buffer("out", out, torch.uint8, size * table.numel(), out.device)
+    if size == 0 or table.numel() == 0:
+        return
+    down, blocks = (inner // 4, outer // BLOCK) if axis_column else (outer // TILE, inner)
+    _launch(
+        kernels.swizzle_listed_tiles, table.numel() * size // (TILE * 4), 4, out.device,
+        table, out, blocks, down, size, axis_column,
     )  # fmt: skip
 
 

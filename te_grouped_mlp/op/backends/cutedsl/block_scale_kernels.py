@@ -27,7 +27,7 @@ from te_grouped_mlp.op.backends.cutedsl.block_scale_math import (
     widen,
 )
 
-RUN_TIME = ["rows", "blocks", "stride", "groups"]
+RUN_TIME = ["rows", "blocks", "stride", "groups", "size"]
 """Arguments that differ from call to call without a kernel of their own."""
 
 
@@ -131,7 +131,7 @@ def _codes(
 
 @triton.jit(do_not_specialize=RUN_TIME)
 def quantize_tiles(
-    src, ends, row_data, row_scale, column_data, column_scale, row_values, column_values,
+    src, ends, noop, row_data, row_scale, column_data, column_scale, row_values, column_values,
     rows, blocks, stride, groups, STRIDE: tl.constexpr, GROUPS: tl.constexpr, E5M2: tl.constexpr,
     SWIZZLED: tl.constexpr, TWO_D: tl.constexpr, NAN: tl.constexpr, HARDWARE: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr,
@@ -140,6 +140,10 @@ def quantize_tiles(
 
     `rows` are those of one member. With `ends`, member and group are found from the row.
     """
+    if noop is not None:  # noqa: SIM102
+        # Not one condition: without a flag there is nothing to load.
+        if tl.load(noop) != 0:
+            return
     columns = blocks * 32
     across = tl.cdiv(tl.cdiv(columns, 128) * 128, COLS)
     # Eight elements for each thread, whatever their type: another layout for each would cost a
@@ -225,6 +229,31 @@ def dequantize_tiles(
         factor = power(tl.load(scale + at, mask=ours, other=0).to(tl.int32), True)
     value = _times(value, factor, COLUMN, ROWS, COLS)
     tl.store(out + place, narrow(value, out.dtype.element_ty, HARDWARE), mask=inside)
+
+
+@triton.jit(do_not_specialize=RUN_TIME)
+def swizzle_listed_tiles(table, out, blocks, groups, size, COLUMN: tl.constexpr):
+    """Swizzle equal compact matrices that lie apart.
+
+    `table` holds the address of each; `size` are the bytes of one, `groups` its tiles along rows.
+    """
+    across = tl.cdiv(blocks, 4)
+    each = across * groups
+    member = tl.program_id(0) // each
+    scale = tl.load(table + member).to(tl.pointer_type(tl.uint8))
+    start = tl.program_id(0) % each // across
+    side = tl.program_id(0) % across
+    if COLUMN:
+        local = start * 4 + tl.arange(0, 4)[:, None]
+        column = side * 128 + tl.arange(0, 128)[None, :]
+        at = _column_place(0, local, column, groups, blocks, False)
+        to = _column_place(0, local, column, groups, blocks, True)
+    else:
+        row = start * 128 + tl.arange(0, 128)[:, None]
+        block = side * 4 + tl.arange(0, 4)[None, :]
+        at = _row_place(row, block, blocks, False)
+        to = _row_place(row, block, blocks, True)
+    tl.store(out + member.to(tl.int64) * size + to, tl.load(scale + at))
 
 
 @triton.jit(do_not_specialize=RUN_TIME)

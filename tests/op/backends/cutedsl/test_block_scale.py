@@ -142,7 +142,7 @@ FORMS = {
     "bytes": ("row_data", "row_scale", "column_data", "column_scale"),
     "everything": tuple(OUTPUTS),
 }
-COMMON = {"GROUPS": 8, "E5M2": False, "SWIZZLED": True, "HARDWARE": True}
+COMMON = {"noop": None, "GROUPS": 8, "E5M2": False, "SWIZZLED": True, "HARDWARE": True}
 
 
 def compiled(function, arch, pointers, constants, config):
@@ -195,6 +195,20 @@ def test_compiled_dequantization_is_wide_and_keeps_its_registers(tmp_path, monke
     config = block_scale.DEQUANTIZE
     kernel = compiled(kernels.dequantize_tiles, 90, pointers, constants, config)
     assert wide_accesses(kernel.asm["ptx"], "st").count(16) > 0
+    assert spilled_bytes(kernel, tmp_path) == 0
+
+
+@pytest.mark.parametrize("arch", [90, 100])
+@pytest.mark.parametrize("column", [False, True])
+def test_scale_movers_compile_without_spills(column, arch, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    config = block_scale.Config(128, 128, 4)
+    pointers = {"scale": "*u8", "ends": "*i32", "out": "*u8"}
+    constants = {"GROUPS": 8, "COLUMN": column, "INVERSE": False}
+    kernel = compiled(kernels.swizzle_tiles, arch, pointers, constants, config)
+    assert spilled_bytes(kernel, tmp_path) == 0
+    pointers = {"table": "*i64", "out": "*u8"}
+    kernel = compiled(kernels.swizzle_listed_tiles, arch, pointers, {"COLUMN": column}, config)
     assert spilled_bytes(kernel, tmp_path) == 0
 
 
