@@ -53,7 +53,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("", "_C", "host", "_bootstrap"),
     ("op", "op.memory", "op.layout", "op.environment", "op.formats"),
     ("op.scale_layout",),
-    ("op.block_scale", "op.block_scale_kernels"),
+    ("op.block_scale", "op.block_scale_kernels", "op.block_scale_math"),
     ("standalone",),
     ("overlay",),
     ("op.problem",),
@@ -102,7 +102,11 @@ MAX_FUNCTION_LINES = 60
 # 300 is the aim; the slack is for a last helper that belongs where it is.
 MAX_MODULE_LINES = 330
 # File (or file:function) -> why it may be longer.
-LONG: dict[str, str] = {}
+LONG: dict[str, str] = {
+    "op/block_scale_kernels.py": "device code",
+    "op/block_scale_kernels.py:quantize_tiles": "one kernel",
+    "op/block_scale.py:quantize": "most of it is the contract of six outputs",
+}
 
 
 def sources() -> dict[str, Path]:

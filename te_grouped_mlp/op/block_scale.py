@@ -26,15 +26,18 @@ TILE = 128
 
 
 class Config(NamedTuple):
-    """Elements that one program works on, and its warps; both sides divide or equal 128."""
+    """Elements that one program works on, and its warps.
+
+    `rows` is 32, 64 or 128; `cols` is a power of two, at least 32.
+    """
 
     rows: int
     cols: int
     warps: int
 
 
-QUANTIZE = Config(64, 128, 4)
-DEQUANTIZE = Config(64, 128, 4)
+QUANTIZE = Config(32, 256, 4)
+DEQUANTIZE = Config(32, 256, 4)
 
 _SOURCES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -55,6 +58,7 @@ def quantize(
     two_d: bool = False,
     nan_in_scale: bool = False,
     paired: bool = False,
+    noop: torch.Tensor | None = None,
     config: Config = QUANTIZE,
 ) -> None:
     """Quantize a matrix along its rows, its columns, or both, into buffers that exist.
@@ -64,51 +68,37 @@ def quantize(
         ends: Row ends of the groups, or None for members.
         members: Equal matrices that the rows are made of, each a multiple of 32 rows.
         row_data, column_data: uint8 (rows, cols) or flat, row-major.
-        row_scale, column_scale: uint8, contiguous, padded to whole tiles; every written tile is
-            written whole, its padding as 0. Given wherever the data of that direction are.
-        row_values, column_values: bf16 (rows, cols), contiguous: ``data * 2^(scale - 127)``,
-            rounded only where bf16 has not the exponent. Wanted with or without the bytes. One of
-            them may be `src` itself: a program reads its rectangle before it writes there.
+        row_scale, column_scale: uint8, padded to whole tiles, which are written whole, padding as
+            0. Given wherever the data of that direction are.
+        row_values, column_values: bf16 (rows, cols): ``data * 2^(scale - 127)``, rounded only where
+            bf16 has not the exponent. One may be `src`: a program reads before it writes.
         e5m2: E5M2 instead of E4M3.
         swizzled: Scales in the order that a GEMM reads; column scales restart at each group.
         two_d: One scale for each 32 x 32 block.
         nan_in_scale: A NaN makes its block's scale 0xFF; otherwise it takes no part in the scale.
-        paired: Columns 2j and 2j + 1 belong to different blocks of a row: a period of 64 columns is
-            two blocks of 32. Row copies are wanted as values only.
+        paired: A row's even and odd columns, 64 at a time, are blocks of their own; values only.
+        noop: One number on the device; unless it is 0, nothing is written.
         config: Rectangle of one program; no effect on the result.
 
     Raises:
         TypeError, ValueError: Naming the argument, its value and what is allowed.
     """
     rows, cols = _check_matrix("src", src, _SOURCES)
-    if paired and (row_data is not None or row_scale is not None or two_d or cols % (2 * BLOCK)):
-        raise ValueError(
-            f"paired is set; allowed: no row_data, no row_scale, no two_d, columns (now {cols}) a "
-            f"multiple of {2 * BLOCK}"
-        )
+    if paired:
+        _check_paired(row_data, row_scale, two_d, cols)
     groups = _check_groups(ends, members, rows, src.device)
-    scales = _scale_bytes(rows, cols, members)
-    for name, data, scale, size in (
-        ("row", row_data, row_scale, scales[0]),
-        ("column", column_data, column_scale, scales[1]),
-    ):
-        _check_buffer(f"{name}_data", data, torch.uint8, rows * cols, src.device)
-        _check_buffer(f"{name}_scale", scale, torch.uint8, size, src.device)
-        if data is not None and scale is None:
-            raise ValueError(
-                f"{name}_scale is None; allowed: a buffer, because {name}_data is given"
-            )
-    _check_buffer("row_values", row_values, torch.bfloat16, rows * cols, src.device)
-    _check_buffer("column_values", column_values, torch.bfloat16, rows * cols, src.device)
+    sizes = (rows * cols, *_scale_bytes(rows, cols, members))
+    _check_outputs("row", row_data, row_scale, row_values, (sizes[0], sizes[1]), src.device)
+    _check_outputs("column", column_data, column_scale, column_values, sizes[::2], src.device)
     wanted = (row_data, row_scale, column_data, column_scale, row_values, column_values)
     if rows == 0 or cols == 0 or all(one is None for one in wanted):
         return
     unit = 16 if src.stride(0) % 16 == 0 else 8 if src.stride(0) % 8 == 0 else 1
     _launch(
         kernels.quantize_tiles, _programs(rows, cols, members, config), config.warps, src.device,
-        src, ends, *wanted, rows // members, cols // BLOCK, src.stride(0) // unit, groups, unit,
-        triton.next_power_of_2(groups), e5m2, swizzled, two_d, nan_in_scale, paired, _hardware(),
-        config.rows, config.cols,
+        src, ends, noop, *wanted, rows // members, cols // BLOCK, src.stride(0) // unit, groups,
+        unit, triton.next_power_of_2(groups), e5m2, swizzled, two_d, nan_in_scale, paired,
+        _hardware(), config.rows, config.cols,
     )  # fmt: skip
 
 
@@ -192,6 +182,35 @@ def swizzle(
     )  # fmt: skip
 
 
+def swizzle_listed(
+    table: torch.Tensor, shape: tuple[int, int], out: torch.Tensor, *, axis_column: bool
+) -> None:
+    """Swizzle compact scales that lie apart, into one buffer after the other.
+
+    Args:
+        table: int64 (members,) on the device, the addresses of equal compact matrices.
+        shape: Their padded shape: multiples of 128 x 4 for row scales, 4 x 128 for column scales.
+        out: uint8, contiguous, on the same device.
+        axis_column: The direction of the scale blocks.
+
+    Raises:
+        TypeError, ValueError: Naming the argument, its value and what is allowed.
+    """
+    outer, inner = shape[::-1] if axis_column else shape
+    if outer % TILE or inner % 4:
+        raise ValueError(f"shape is {shape}; allowed: whole tiles of {TILE} x 4 scales")
+    size = shape[0] * shape[1]
+    _check_buffer("table", table, torch.int64, 0, out.device)
+    _check_buffer("out", out, torch.uint8, size * table.numel(), out.device)
+    if size == 0 or table.numel() == 0:
+        return
+    down, blocks = (inner // 4, outer // BLOCK) if axis_column else (outer // TILE, inner)
+    _launch(
+        kernels.swizzle_listed_tiles, table.numel() * size // (TILE * 4), 4, out.device,
+        table, out, blocks, down, size, axis_column,
+    )  # fmt: skip
+
+
 def _programs(rows: int, cols: int, members: int, config: Config) -> int:
     tiles = members * -(-(rows // members) // TILE) * (TILE // config.rows)
     return tiles * -(-(-(-cols // TILE) * TILE) // config.cols)
@@ -218,6 +237,16 @@ def _scale_bytes(rows: int, cols: int, members: int) -> tuple[int, int]:
     """Bytes of the row scales and of the column scales."""
     padded = members * (-(-(rows // members) // TILE) * TILE)
     return padded * (-(-cols // TILE) * 4), padded // BLOCK * (-(-cols // TILE) * TILE)
+
+
+def _check_paired(
+    row_data: torch.Tensor | None, row_scale: torch.Tensor | None, two_d: bool, cols: int
+) -> None:
+    if row_data is not None or row_scale is not None or two_d or cols % (2 * BLOCK):
+        raise ValueError(
+            "paired is set; allowed: without row_data, row_scale and two_d, for columns a multiple "
+            f"of {2 * BLOCK} (now {cols})"
+        )
 
 
 def _check_shape(name: str, rows: int, cols: int) -> None:
@@ -262,6 +291,23 @@ def _check_groups(ends: torch.Tensor | None, members: int, rows: int, device: to
             f"{BLOCK} rows"
         )
     return 1
+
+
+def _check_outputs(
+    direction: str,
+    data: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    values: torch.Tensor | None,
+    sizes: tuple[int, ...],
+    device: torch.device,
+) -> None:
+    """Check one direction's outputs; `sizes` are those of the data and of the scales."""
+    _check_buffer(f"{direction}_data", data, torch.uint8, sizes[0], device)
+    _check_buffer(f"{direction}_scale", scale, torch.uint8, sizes[1], device)
+    _check_buffer(f"{direction}_values", values, torch.bfloat16, sizes[0], device)
+    if data is not None and scale is None:
+        name = f"{direction}_scale"
+        raise ValueError(f"{name} is None; allowed: a buffer, because {direction}_data is given")
 
 
 def _check_buffer(

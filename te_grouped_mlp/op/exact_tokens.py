@@ -33,8 +33,7 @@ def operand(
         waits: The column copy is read by a later pass: keep its bytes, which take half the memory.
         paired: Columns 2j and 2j + 1 are gate j and linear j, which share no row scale.
         nan_in_scale: A NaN makes its block's scale NaN, as in the epilogues of fused kernels.
-        consumes: `plain` is bf16, contiguous, and not needed any more: the first copy of values
-            takes its place.
+        consumes: `plain`, bf16 and contiguous, is not needed any more; values take its place.
 
     Returns:
         New buffers: bytes for a column copy that waits, else values.

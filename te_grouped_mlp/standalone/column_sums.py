@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums over the rows or columns of a grouped matrix, in one fixed order.
 
-The order is the C++ kernels': down each 128-row tile of a group, then the tiles in order. It
-depends on no thread count and on no row past the groups.
+On a CPU the order is the C++ kernels': down each 128-row tile of a group, then the tiles in order.
+It depends on no thread count and on no row past the groups. On a GPU the order is another one,
+fixed too: it follows from the rows of the one group.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 
 from te_grouped_mlp import _C
 from te_grouped_mlp.op import memory
+from te_grouped_mlp.standalone import on_gpu
 from te_grouped_mlp.standalone.tex.codes import source_code
 
 
@@ -23,6 +25,8 @@ def _matrix(src: torch.Tensor) -> torch.Tensor:
 def column_sums(src: torch.Tensor, splits: torch.Tensor) -> torch.Tensor:
     """Return fp32 (groups, columns): the sum of each group's rows."""
     src = _matrix(src)
+    if on_gpu.serves(src):
+        return on_gpu.column_sums(src, None, splits)
     out = memory.empty((splits.numel(), src.shape[1]), torch.float32, src.device)
     if out.numel():
         _C.column_sums(
@@ -44,6 +48,8 @@ def weighted_column_sums(
 ) -> torch.Tensor:
     """Return fp32 (groups, columns): the sum of each group's rows times their fp32 weights."""
     src, weights = _matrix(src), weights.to(torch.float32).contiguous()
+    if on_gpu.serves(src):
+        return on_gpu.column_sums(src, weights, splits)
     out = memory.empty((splits.numel(), src.shape[1]), torch.float32, src.device)
     if out.numel():
         _C.weighted_column_sums(
@@ -64,6 +70,8 @@ def weighted_column_sums(
 def row_dots(src: torch.Tensor, table: torch.Tensor, splits: torch.Tensor) -> torch.Tensor:
     """Return fp32 (rows,): each row times its group's row of `table`; other rows unwritten."""
     src, table = _matrix(src), table.to(torch.float32).contiguous()
+    if on_gpu.serves(src):
+        return on_gpu.row_dots(src, table, splits)
     out = memory.empty((src.shape[0],), torch.float32, src.device)
     if src.numel():
         _C.row_dots(

@@ -126,15 +126,33 @@ def dummy_wgrad(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     return memory.empty(shape, dtype, device)
 
 
+_ADDED = "grad_added_to_main_grad"
+
+
 def dummy_wgrads_for_params(weight_params: list[Any]) -> list[torch.Tensor | None]:
-    dummies: list[torch.Tensor | None] = []
-    for param in weight_params:
-        if not hasattr(param, "grad_added_to_main_grad"):
-            dummies.append(None)
+    """Return what autograd gets for parameters whose gradient went to `main_grad`.
+
+    Each is a tensor of its own, over memory that parameters of one shape share: autograd takes a
+    tensor that nobody else holds as it is, and copies any other.
+    """
+    dummies: list[torch.Tensor | None] = [None] * len(weight_params)
+    places: dict[tuple[Any, ...], list[int]] = {}
+    zeroed = set()
+    for index, param in enumerate(weight_params):
+        # Not hasattr alone: a tensor is slow to say what it has.
+        if _ADDED not in param.__dict__ and not hasattr(param, _ADDED):
             continue
         param.grad_added_to_main_grad = True
-        dummy = dummy_wgrad(tuple(param.size()), param.dtype, param.device)
+        key = (param.shape, param.dtype, param.device)
+        places.setdefault(key, []).append(index)
         if getattr(param, "zero_out_wgrad", False):
+            zeroed.add(key)
+    for key, indices in places.items():
+        dummy = dummy_wgrad(*key)
+        if key in zeroed:
             dummy.zero_()
-        dummies.append(dummy.detach())
+        # One call makes all of them: a detach for each parameter takes longer.
+        views = dummy.expand(len(indices), *dummy.shape).unbind(0)
+        for index, view_of_dummy in zip(indices, views, strict=True):
+            dummies[index] = view_of_dummy
     return dummies

@@ -13,17 +13,22 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.standalone import column_sums
-from te_grouped_mlp.standalone.tex.guard import tex_function
+from te_grouped_mlp.standalone import column_sums, on_gpu
+from te_grouped_mlp.standalone.tex.guard import tex_function_on_gpu_too
 from te_grouped_mlp.standalone.tex.placeholder import make_placeholder
 
 MODULES = ("cross_entropy", "grouped_dbias_dscales", "mhc", "pad", "permutation")
 
 
 def _check_offsets(dy: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """Return int64 row counts per group after checking the row offsets against `dy`."""
+    """Return int64 row counts per group after checking the row offsets against `dy`.
+
+    Offsets on a GPU are not looked at: that would wait for it.
+    """
     if dy.dim() != 2:
         raise ValueError(f"dy has {dy.dim()} dimensions; allowed: 2 (tokens, hidden)")
+    if on_gpu.serves(offsets):
+        return torch.diff(offsets.to(torch.int64))
     edges = offsets.to(torch.int64).tolist()
     if edges[0] != 0 or edges != sorted(edges) or edges[-1] > dy.shape[0]:
         raise ValueError(
@@ -32,10 +37,12 @@ def _check_offsets(dy: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     return torch.diff(offsets.to(torch.int64)).contiguous()
 
 
-def _result(given: torch.Tensor | None, shape: tuple[int, ...], name: str) -> torch.Tensor:
+def _result(
+    given: torch.Tensor | None, shape: tuple[int, ...], name: str, device: torch.device
+) -> torch.Tensor:
     """Return the fp32 tensor to add to: the caller's, or zeros."""
     if given is None:
-        return torch.zeros(shape, dtype=torch.float32)
+        return torch.zeros(shape, dtype=torch.float32, device=device)
     if given.dtype != torch.float32 or tuple(given.shape) != shape:
         raise ValueError(
             f"{name} is {given.dtype} of shape {tuple(given.shape)}; allowed: float32 of {shape}"
@@ -43,7 +50,7 @@ def _result(given: torch.Tensor | None, shape: tuple[int, ...], name: str) -> to
     return given
 
 
-@tex_function
+@tex_function_on_gpu_too
 def compute_grouped_dbias(
     dy: torch.Tensor,
     offsets: torch.Tensor,
@@ -64,11 +71,11 @@ def compute_grouped_dbias(
     splits = _check_offsets(dy, offsets)
     if splits.numel() != num_groups:
         raise ValueError(f"offsets holds {splits.numel()} groups, num_groups is {num_groups}")
-    dbias = _result(dbias, (num_groups, dy.shape[1]), "dbias")
+    dbias = _result(dbias, (num_groups, dy.shape[1]), "dbias", dy.device)
     return dbias.add_(column_sums.column_sums(dy, splits))
 
 
-@tex_function
+@tex_function_on_gpu_too
 def compute_grouped_dbias_dscales(
     dy: torch.Tensor,
     scales: torch.Tensor,
@@ -97,11 +104,13 @@ def compute_grouped_dbias_dscales(
         raise ValueError(f"bias has shape {tuple(bias.shape)}; allowed: {(splits.numel(), hidden)}")
     if scales.numel() != tokens:
         raise ValueError(f"scales has {scales.numel()} elements; allowed: {tokens}, one per row")
-    dbias = _result(dbias, (splits.numel(), hidden), "dbias")
-    dscales = _result(dscales, (tokens,), "dscales")
-    live = int(splits.sum())
+    dbias = _result(dbias, (splits.numel(), hidden), "dbias", dy.device)
+    dscales = _result(dscales, (tokens,), "dscales", dy.device)
     dbias.add_(column_sums.weighted_column_sums(dy, scales, splits))
-    dscales[:live].add_(column_sums.row_dots(dy, bias, splits)[:live])
+    dots = column_sums.row_dots(dy, bias, splits)
+    # Past the groups a CPU leaves them unwritten; a GPU writes zeros.
+    live = tokens if on_gpu.serves(dy) else int(splits.sum())
+    dscales[:live].add_(dots[:live])
     return dbias, dscales
 
 

@@ -138,6 +138,35 @@ def test_dummy_gradients(te):
     assert torch.equal(dummy, torch.zeros(2, 3))
 
 
+def test_autograd_takes_dummy_gradients_without_a_copy(te):
+    from transformer_engine.pytorch.ops._common import get_dummy_wgrads_for_params
+
+    from te_grouped_mlp.standalone.replacements import dummy_wgrad
+
+    params = [torch.nn.Parameter(torch.ones(size, 5)) for size in (7, 7, 3)]
+    for param in params:
+        param.grad_added_to_main_grad = False
+
+    class Step(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *weights):
+            return weights[0].sum()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return tuple(get_dummy_wgrads_for_params(params))
+
+    Step.apply(*params).backward()
+    grads = [param.grad for param in params]
+    assert len({id(grad) for grad in grads}) == 3
+    assert [grad.shape for grad in grads] == [param.shape for param in params]
+    shared = [dummy_wgrad(param.shape, param.dtype, param.device) for param in params]
+    assert [g.data_ptr() for g in grads] == [one.data_ptr() for one in shared]
+    assert grads[0].data_ptr() == grads[1].data_ptr() != grads[2].data_ptr()
+    for grad in grads:
+        grad.zero_()
+
+
 def test_upstreams_fused_class_is_off_until_allowed(te, monkeypatch):
     from te_grouped_mlp import overlay
 

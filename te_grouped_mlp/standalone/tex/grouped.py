@@ -15,65 +15,11 @@ from typing import Any
 import torch
 
 from te_grouped_mlp.op import memory
-from te_grouped_mlp.standalone import column_sums
+from te_grouped_mlp.standalone import column_sums, on_gpu
 from te_grouped_mlp.standalone.tex import mxfp8
 from te_grouped_mlp.standalone.tex.codes import COLUMN, ROW, fp8_code, high_precision_dtype
-from te_grouped_mlp.standalone.tex.guard import tex_function
-
-
-def split_sizes(
-    function: str,
-    num_tensors: int,
-    shape: tuple[int, int],
-    first_dims: torch.Tensor | None,
-    tensor_offsets: torch.Tensor | None,
-    multiple: int = mxfp8.TILE,
-) -> torch.Tensor:
-    """Return the row count of each group, checked against the buffer.
-
-    Args:
-        function: Named in errors.
-        num_tensors: Number of groups.
-        shape: (rows, columns) of the buffer.
-        first_dims: (groups,) row counts, or None for equal groups.
-        tensor_offsets: (groups + 1,) element offsets; they must agree with `first_dims`.
-        multiple: What each count must be a multiple of.
-
-    Returns:
-        Contiguous int64 (groups,).
-
-    Raises:
-        ValueError: A count is negative or not such a multiple, the sum exceeds the rows, or the
-            number of groups is not positive.
-    """
-    rows, columns = shape
-    if num_tensors < 1:
-        raise ValueError(f"{function}: num_tensors is {num_tensors}; allowed: at least 1")
-    if first_dims is not None:
-        splits = first_dims.to(torch.int64).contiguous()
-    elif tensor_offsets is not None and columns:
-        splits = torch.diff(tensor_offsets.to(torch.int64)) // columns
-    elif rows % num_tensors:
-        raise ValueError(f"{function}: {rows} rows are not {num_tensors} equal groups")
-    else:
-        splits = torch.full((num_tensors,), rows // num_tensors, dtype=torch.int64)
-    counts = splits.tolist()
-    if len(counts) != num_tensors:
-        raise ValueError(f"{function}: {len(counts)} splits for {num_tensors} groups")
-    if min(counts) < 0 or any(count % multiple for count in counts):
-        raise ValueError(f"{function}: splits are {counts}; allowed: multiples of {multiple} >= 0")
-    if sum(counts) > rows:
-        raise ValueError(
-            f"{function}: splits are {counts}, {sum(counts)} rows in all; the buffer has {rows}"
-        )
-    if first_dims is not None and tensor_offsets is not None:
-        expected = [0, *(torch.cumsum(splits, 0) * columns).tolist()]
-        if tensor_offsets.tolist() != expected:
-            raise ValueError(
-                f"{function}: tensor_offsets is {tensor_offsets.tolist()}; the splits {counts} of "
-                f"{columns} columns give {expected}"
-            )
-    return splits
+from te_grouped_mlp.standalone.tex.guard import tex_function_on_gpu_too
+from te_grouped_mlp.standalone.tex.splits import split_sizes
 
 
 def _check_matrix(function: str, tensor: torch.Tensor) -> None:
@@ -93,7 +39,7 @@ def _no_last_dims(function: str, last_dims: torch.Tensor | None) -> None:
         raise NotImplementedError(f"{function} with last_dims; standalone groups by rows only")
 
 
-@tex_function
+@tex_function_on_gpu_too
 def group_quantize(
     tensor: torch.Tensor,
     quantizer: Any,
@@ -113,7 +59,7 @@ def group_quantize(
         first_dims: (groups,) row counts, multiples of 128, or None for equal groups.
         last_dims: None.
         tensor_offsets: (groups + 1,) element offsets, or None.
-        noop_flag: One number; if it is 1, nothing is written.
+        noop_flag: One number; if it is 1, nothing is written. On a GPU the kernel reads it.
         output: Grouped storage to write instead of a new one.
 
     Returns:
@@ -124,14 +70,15 @@ def group_quantize(
     _check_matrix("group_quantize", tensor)
     _no_last_dims("group_quantize", last_dims)
     shape = (tensor.shape[0], tensor.shape[1])
-    splits = split_sizes("group_quantize", num_tensors, shape, first_dims, tensor_offsets)
-    buffers = mxfp8.allocate(shape, quantizer, flat=True)
+    splits = split_sizes(
+        "group_quantize", num_tensors, shape, first_dims, tensor_offsets, device=tensor.device
+    )
+    buffers = mxfp8.allocate(shape, quantizer, flat=True, device=tensor.device)
     if output is None:
         output = _make_grouped(tensor, quantizer, num_tensors, buffers, first_dims, tensor_offsets)
     else:
         _reuse(output, buffers, quantizer)
-    if noop_flag is None or not bool(noop_flag.item()):
-        mxfp8.run_quantize(tensor.detach(), buffers, quantizer, splits)
+    mxfp8.run_quantize(tensor.detach(), buffers, quantizer, splits, noop_flag)
     return output
 
 
@@ -181,7 +128,7 @@ def _reuse(output: Any, buffers: mxfp8.Buffers, quantizer: Any) -> None:
     output._with_gemm_swizzled_scales = bool(quantizer.optimize_for_gemm)
 
 
-@tex_function
+@tex_function_on_gpu_too
 def bgrad_group_quantize(
     tensor: torch.Tensor,
     quantizer: Any,
@@ -194,12 +141,13 @@ def bgrad_group_quantize(
 
     Returns:
         What `group_quantize` returns, and (groups, columns) sums in `tensor.dtype`: added in fp32
-        down each 128-row tile, then over the tiles in order, rounded once. Rows past the groups
-        are not read.
+        in the order of `column_sums`, rounded once. Rows past the groups are not read.
     """
     grouped = group_quantize(tensor, quantizer, num_tensors, first_dims, last_dims, tensor_offsets)
     shape = (tensor.shape[0], tensor.shape[1])
-    splits = split_sizes("bgrad_group_quantize", num_tensors, shape, first_dims, tensor_offsets)
+    splits = split_sizes(
+        "bgrad_group_quantize", num_tensors, shape, first_dims, tensor_offsets, device=tensor.device
+    )
     return grouped, column_sums.column_sums(tensor.detach(), splits).to(tensor.dtype)
 
 
@@ -263,7 +211,32 @@ def members(function: str, grouped: Any, axis: int) -> Iterator[mxfp8.Operand]:
         scale_start += padded[0] * padded[1]
 
 
-@tex_function
+def uniform_members(grouped: Any) -> int:
+    """Return the number of equal groups, 0 if row counts or offsets say what the groups are."""
+    uniform = grouped.first_dims is None and grouped.tensor_offsets is None
+    return int(grouped.num_tensors) if uniform else 0
+
+
+def _dequantize_on_gpu(grouped: Any, direction: Direction, out: torch.Tensor) -> None:
+    """Dequantize all groups by one launch."""
+    count = uniform_members(grouped)
+    ends = None
+    if not count:
+        splits = grouped_splits("group_dequantize", grouped, mxfp8.TILE)
+        ends = on_gpu.row_ends(splits, out.device)
+    on_gpu.block_scale().dequantize(
+        direction.data.view(torch.uint8),
+        direction.scale.view(torch.uint8),
+        ends,
+        out,
+        axis_column=direction.axis == COLUMN,
+        members=count or 1,
+        swizzled=False,
+        e5m2=bool(fp8_code(grouped.quantizer.dtype)),
+    )
+
+
+@tex_function_on_gpu_too
 def group_dequantize(input: Any, otype: Any) -> Any:  # the binding's name
     """Return grouped storage in high precision: row-wise data if it has any, else column-wise.
 
@@ -283,11 +256,15 @@ def group_dequantize(input: Any, otype: Any) -> Any:  # the binding's name
     dtype = high_precision_dtype(otype)
     axis = ROW if input.rowwise_data is not None else COLUMN
     rows, columns = input.logical_shape
-    out = memory.empty((rows, columns), dtype, "cpu")
-    start = 0
-    for member in members("group_dequantize", input, axis):
-        member.dequantize(dtype, out[start : start + member.rows])
-        start += member.rows
+    direction = direction_of("group_dequantize", input, axis)
+    out = memory.empty((rows, columns), dtype, direction.data.device)
+    if on_gpu.serves(out):
+        _dequantize_on_gpu(input, direction, out)
+    else:
+        start = 0
+        for member in members("group_dequantize", input, axis):
+            member.dequantize(dtype, out[start : start + member.rows])
+            start += member.rows
     return GroupedTensor(
         shape=[rows, columns],
         dtype=dtype,

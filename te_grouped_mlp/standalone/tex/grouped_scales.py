@@ -8,15 +8,17 @@ from typing import Any
 
 import torch
 
+from te_grouped_mlp.op import memory
+from te_grouped_mlp.standalone import on_gpu
 from te_grouped_mlp.standalone.tex import mxfp8
 from te_grouped_mlp.standalone.tex.codes import COLUMN, ROW
 from te_grouped_mlp.standalone.tex.grouped import (
     direction_of,
     group_dequantize,
     grouped_splits,
-    split_sizes,
 )
-from te_grouped_mlp.standalone.tex.guard import tex_function
+from te_grouped_mlp.standalone.tex.guard import tex_function_on_gpu_too
+from te_grouped_mlp.standalone.tex.splits import split_sizes
 
 
 def _swizzle_direction(grouped: Any, axis: int) -> torch.Tensor:
@@ -27,6 +29,8 @@ def _swizzle_direction(grouped: Any, axis: int) -> torch.Tensor:
     if grouped.first_dims is not None:
         splits = grouped_splits("grouped_swizzle_for_gemm", grouped, mxfp8.TILE)
         return mxfp8.run_swizzle(scale, axis, rows, columns, splits)
+    if on_gpu.serves(scale):
+        return _swizzle_members_on_gpu(grouped, scale.reshape(-1), axis)
     each = rows // grouped.num_tensors
     shape = mxfp8.scale_shape(each, columns, axis)
     flat = scale.reshape(-1)[: grouped.num_tensors * shape[0] * shape[1]]
@@ -37,7 +41,23 @@ def _swizzle_direction(grouped: Any, axis: int) -> torch.Tensor:
     return swizzled.view(grouped.num_tensors * outer, -1)
 
 
-@tex_function
+def _swizzle_members_on_gpu(grouped: Any, scale: torch.Tensor, axis: int) -> torch.Tensor:
+    """Do the same for equal groups by one launch."""
+    rows, columns = grouped.logical_shape
+    shape = mxfp8.scale_shape(rows // grouped.num_tensors, columns, axis)
+    outer = shape[0] if axis == ROW else shape[1]
+    size = grouped.num_tensors * shape[0] * shape[1]
+    out = memory.empty(
+        (grouped.num_tensors * outer, shape[0] * shape[1] // outer), torch.uint8, scale.device
+    )
+    on_gpu.block_scale().swizzle(
+        scale[:size], None, rows, columns, out, axis_column=axis == COLUMN,
+        members=grouped.num_tensors,
+    )  # fmt: skip
+    return out
+
+
+@tex_function_on_gpu_too
 def grouped_swizzle_for_gemm(tensor: Any, rowwise: bool, columnwise: bool) -> None:
     """Swizzle the wanted directions of grouped MXFP8 storage, in place.
 
@@ -75,7 +95,7 @@ def _check_requantize(grouped: Any, quantizer: Any) -> None:
         )
 
 
-@tex_function
+@tex_function_on_gpu_too
 def group_requantize_inplace(
     grouped_x: Any,
     quantizer: Any,
@@ -126,7 +146,8 @@ def group_requantize_inplace(
         column_only = quantizer.copy()
         column_only.set_usage(rowwise=False, columnwise=True)
         column_only.optimize_for_gemm = True
-        buffers = mxfp8.allocate((rows, columns), column_only, flat=True)
+        device = row_scale.device
+        buffers = mxfp8.allocate((rows, columns), column_only, flat=True, device=device)
         mxfp8.run_quantize(values, buffers, column_only, splits)
         grouped_x.columnwise_data = buffers.column_data
         grouped_x.columnwise_scale_inv = buffers.column_scale

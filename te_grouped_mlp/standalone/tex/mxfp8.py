@@ -16,6 +16,7 @@ import torch
 
 from te_grouped_mlp import _C
 from te_grouped_mlp.op import memory
+from te_grouped_mlp.standalone import on_gpu
 from te_grouped_mlp.standalone.tex.codes import COLUMN, ROW, fp8_code, source_code
 
 BLOCK = 32
@@ -111,7 +112,11 @@ def _pointer(tensor: torch.Tensor | None) -> int:
 
 
 def run_quantize(
-    matrix: torch.Tensor, buffers: Buffers, quantizer: Any, splits: torch.Tensor | None = None
+    matrix: torch.Tensor,
+    buffers: Buffers,
+    quantizer: Any,
+    splits: torch.Tensor | None = None,
+    noop: torch.Tensor | None = None,
 ) -> None:
     """Quantize a (rows, columns) matrix into buffers that exist.
 
@@ -120,12 +125,24 @@ def run_quantize(
         buffers: Contiguous bytes. With splits, those of rows past their sum keep what they hold.
         quantizer: Its format, scale layout and 2-D choice are read.
         splits: int64 row counts per group, or None for one dense matrix.
+        noop: One number beside the matrix; unless it is 0, nothing is written.
     """
     rows, columns = matrix.shape
-    if rows == 0 or columns == 0 or buffers == Buffers():
+    wanted = (
+        buffers.row_data,
+        buffers.row_scale,
+        buffers.column_data,
+        buffers.column_scale,
+    )
+    if rows == 0 or columns == 0 or all(buffer is None for buffer in wanted):
         return
     if matrix.stride(1) != 1:
         matrix = matrix.contiguous()
+    if on_gpu.serves(matrix):
+        _quantize_on_gpu(matrix, buffers, quantizer, splits, noop)
+        return
+    if noop is not None and bool(noop.item()):
+        return
     _C.mxfp8_quantize(
         matrix.data_ptr(),
         source_code(matrix.dtype),
@@ -143,6 +160,27 @@ def run_quantize(
         bool(getattr(quantizer, "with_2d_quantization", False)),
         False,
         0,
+    )
+
+
+def _quantize_on_gpu(
+    matrix: torch.Tensor,
+    buffers: Buffers,
+    quantizer: Any,
+    splits: torch.Tensor | None,
+    noop: torch.Tensor | None,
+) -> None:
+    on_gpu.block_scale().quantize(
+        matrix,
+        None if splits is None else on_gpu.row_ends(splits, matrix.device),
+        row_data=buffers.row_data,
+        row_scale=buffers.row_scale,
+        column_data=buffers.column_data,
+        column_scale=buffers.column_scale,
+        e5m2=bool(fp8_code(quantizer.dtype)),
+        swizzled=bool(quantizer.optimize_for_gemm),
+        two_d=bool(getattr(quantizer, "with_2d_quantization", False)),
+        noop=None if noop is None else noop.to(matrix.device, non_blocking=True),
     )
 
 
@@ -173,7 +211,18 @@ class Operand:
         """Return the values as a contiguous (rows, columns) matrix, in `out` if given."""
         if out is None:
             out = memory.empty((self.rows, self.columns), dtype, self.data.device)
-        if out.numel():
+        if on_gpu.serves(out):
+            data = self.data.view(torch.uint8).view(-1)[self.data_offset :]
+            on_gpu.block_scale().dequantize(
+                data,
+                self.scale.view(torch.uint8).view(-1)[self.scale_offset :],
+                None,
+                out,
+                axis_column=self.axis == COLUMN,
+                swizzled=self.swizzled,
+                e5m2=bool(self.fp8),
+            )
+        elif out.numel():
             _C.mxfp8_dequantize(
                 self.data.data_ptr() + self.data_offset,
                 self.scale.data_ptr() + self.scale_offset,
@@ -200,7 +249,16 @@ def run_swizzle(
 ) -> torch.Tensor:
     """Return a swizzled copy of compact scales, in the same shape."""
     out = memory.empty(scale.shape, torch.uint8, scale.device)
-    if out.numel():
+    if on_gpu.serves(out):
+        on_gpu.block_scale().swizzle(
+            scale.contiguous(),
+            None if splits is None else on_gpu.row_ends(splits, out.device),
+            rows,
+            columns,
+            out,
+            axis_column=axis == COLUMN,
+        )
+    elif out.numel():
         _C.swizzle_scales(
             scale.contiguous().data_ptr(),
             out.data_ptr(),

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from te_grouped_mlp.op import memory
+from te_grouped_mlp.standalone import on_gpu
 from te_grouped_mlp.standalone.tex.guard import tex_function_on_gpu_too
 
 # Kernels on a GPU want 16-byte aligned offset tables; the views keep that here.
@@ -91,6 +92,10 @@ def splits_to_offsets(first_dims: torch.Tensor, logical_last_dim: int) -> torch.
             f"splits_to_offsets: first_dims is {first_dims.dtype} of shape "
             f"{tuple(first_dims.shape)}; allowed: int64, one-dimensional"
         )
+    if on_gpu.serves(first_dims):
+        found = on_gpu.running_sums(first_dims, [int(logical_last_dim)], [True], [False])
+        if found is not None:
+            return found[1][0]
     offsets = first_dims.new_zeros(first_dims.numel() + 1)
     torch.cumsum(first_dims * int(logical_last_dim), dim=0, out=offsets[1:])
     return offsets
@@ -114,10 +119,11 @@ def splits_to_offsets_multi(
         strides: One factor for each result.
         include_leading_zero: Whether result i begins with 0 (and has one element more).
         dtypes: int32 or int64 for each result.
-        bulk_allocate: Make the results views of one buffer, each aligned to 16 bytes.
+        bulk_allocate: Make the results views of one buffer, each aligned to 16 bytes; on a GPU
+            they are that in any case.
 
     Returns:
-        The int64 counts (`split_sizes` itself where it is int64 already) and the list of results.
+        The int64 counts (`split_sizes` itself where it is int64) and the list of results.
     """
     if split_sizes.dtype not in (torch.int32, torch.int64) or split_sizes.dim() != 1:
         raise ValueError(
@@ -133,6 +139,11 @@ def splits_to_offsets_multi(
         raise ValueError(
             f"splits_to_offsets_multi: dtypes is {list(dtypes)}; allowed: int32, int64"
         )
+    if on_gpu.serves(split_sizes):
+        narrow = [dtype is torch.int32 for dtype in dtypes]
+        found = on_gpu.running_sums(split_sizes, strides, include_leading_zero, narrow)
+        if found is not None:
+            return found
     counts = split_sizes.to(device=device, dtype=torch.int64)
     shapes = [(counts.numel() + int(zero),) for zero in include_leading_zero]
     if bulk_allocate:
@@ -157,11 +168,10 @@ def copy_data_ptrs_to_device(
     tensors: Sequence[torch.Tensor], device: torch.device | str
 ) -> torch.Tensor:
     """Return the tensors' addresses as int64; the caller keeps the tensors alive."""
-    addresses = torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64)
+    addresses = [tensor.data_ptr() for tensor in tensors]
     if torch.device(device).type == "cpu":
-        return addresses
-    # From pinned memory, which the allocator keeps until the copy is done: no wait.
-    return addresses.pin_memory().to(device, non_blocking=True)
+        return torch.tensor(addresses, dtype=torch.int64)
+    return on_gpu.addresses(addresses, torch.device(device))
 
 
 def get_grouped_gemm_setup_workspace_size(num_tensors: int) -> int:

@@ -13,7 +13,7 @@ import torch
 from te_grouped_mlp.standalone import column_sums
 from te_grouped_mlp.standalone.tex import mxfp8
 from te_grouped_mlp.standalone.tex.codes import COLUMN, ROW, fp8_code, high_precision_dtype
-from te_grouped_mlp.standalone.tex.guard import tex_function
+from te_grouped_mlp.standalone.tex.guard import tex_function_on_gpu_too
 
 
 def _make_tensor(
@@ -42,9 +42,11 @@ def _make_tensor(
     return MXFP8Tensor(shape=list(shape), dtype=dtype, device=device, **options)
 
 
-def _coerce(output: Any, shape: Sequence[int], quantizer: Any) -> mxfp8.Buffers:
+def _coerce(
+    output: Any, shape: Sequence[int], quantizer: Any, device: torch.device
+) -> mxfp8.Buffers:
     """Give an existing MXFP8 tensor the buffers that the quantizer wants, reusing what fits."""
-    fresh = mxfp8.allocate(shape, quantizer, flat=False)
+    fresh = mxfp8.allocate(shape, quantizer, flat=False, device=device)
     wanted = {
         "_rowwise_data": fresh.row_data,
         "_rowwise_scale_inv": fresh.row_scale,
@@ -85,7 +87,7 @@ def _as_bytes(buffers: mxfp8.Buffers) -> mxfp8.Buffers:
     )
 
 
-@tex_function
+@tex_function_on_gpu_too
 def quantize(
     tensor: torch.Tensor,
     quantizer: Any,
@@ -100,7 +102,7 @@ def quantize(
         quantizer: TE's MXFP8Quantizer.
         output: MXFP8 tensor to write. Its buffers follow the quantizer's usages: a missing one is
             allocated, an unwanted one is dropped. None makes a new one.
-        noop: One number on the CPU; if it is 1, nothing is written.
+        noop: One number; if it is 1, nothing is written. On a GPU the kernel reads it.
 
     Returns:
         `output`, or a new `MXFP8TensorStorage` (internal quantizer) or `MXFP8Tensor`.
@@ -113,31 +115,30 @@ def quantize(
     rows = math.prod(shape[:-1])
     mxfp8.check_blocks("quantize", rows, shape[-1])
     if output is None:
-        buffers = mxfp8.allocate(shape, quantizer, flat=False)
+        buffers = mxfp8.allocate(shape, quantizer, flat=False, device=tensor.device)
         result = _make_tensor(shape, tensor.dtype, quantizer, buffers)
     else:
-        buffers, result = _coerce(output, shape, quantizer), output
-    if noop is None or not bool(noop.item()):
-        matrix = tensor.detach().reshape(rows, shape[-1])
-        mxfp8.run_quantize(matrix, _as_bytes(buffers), quantizer)
+        buffers, result = _coerce(output, shape, quantizer, tensor.device), output
+    matrix = tensor.detach().reshape(rows, shape[-1])
+    mxfp8.run_quantize(matrix, _as_bytes(buffers), quantizer, noop=noop)
     return result
 
 
-@tex_function
+@tex_function_on_gpu_too
 def bgrad_quantize(tensor: torch.Tensor, quantizer: Any) -> tuple[torch.Tensor, Any]:
     """Sum a tensor over all but its last dimension and quantize it.
 
     Returns:
-        (columns,) sums in `tensor.dtype`, added in fp32 down each 128-row tile and then over the
-        tiles in order; and what `quantize` returns.
+        (columns,) sums in `tensor.dtype`, added in fp32 in the order of `column_sums`; and what
+        `quantize` returns.
     """
     quantized = quantize(tensor, quantizer)
     matrix = tensor.detach().reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
-    rows = torch.tensor([matrix.shape[0]])
+    rows = torch.full((1,), matrix.shape[0], dtype=torch.int64, device=matrix.device)
     return column_sums.column_sums(matrix, rows)[0].to(tensor.dtype), quantized
 
 
-@tex_function
+@tex_function_on_gpu_too
 def create_empty_quantized_tensor(
     quantizer: Any,
     shape: Sequence[int],
@@ -184,7 +185,7 @@ def is_mxfp8(value: Any) -> bool:
     return isinstance(value, MXFP8TensorStorage)
 
 
-@tex_function
+@tex_function_on_gpu_too
 def dequantize(input: Any, otype: Any) -> torch.Tensor:  # the binding's name
     """Return an MXFP8 tensor's values: row-wise data if it has any, else column-wise.
 
@@ -204,7 +205,7 @@ def dequantize(input: Any, otype: Any) -> torch.Tensor:  # the binding's name
     return operand.dequantize(high_precision_dtype(otype)).view(operand.data.shape)
 
 
-@tex_function
+@tex_function_on_gpu_too
 def split_quantize(
     tensor: torch.Tensor,
     split_sections: Sequence[int],

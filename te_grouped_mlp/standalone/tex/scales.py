@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from te_grouped_mlp.op import memory
+from te_grouped_mlp.standalone import on_gpu
 from te_grouped_mlp.standalone.tex import mxfp8
 from te_grouped_mlp.standalone.tex.codes import COLUMN, ROW
-from te_grouped_mlp.standalone.tex.guard import tex_function
+from te_grouped_mlp.standalone.tex.guard import tex_function_on_gpu_too
 from te_grouped_mlp.standalone.tex.quantize import dense_operand, is_mxfp8
 
 
-@tex_function
+@tex_function_on_gpu_too
 def swizzle_scales_for_gemm_(tensor: Any) -> None:
     """Swizzle the scales of every direction whose data a dense MXFP8 tensor holds.
 
@@ -42,7 +43,7 @@ def swizzle_scales_for_gemm_(tensor: Any) -> None:
     tensor._with_gemm_swizzled_scales = True
 
 
-@tex_function
+@tex_function_on_gpu_too
 def swizzle_scales_and_pack_ptrs_for_discrete_weights(
     data_tensors: Sequence[torch.Tensor],
     scale_tensors: Sequence[torch.Tensor],
@@ -72,9 +73,9 @@ def swizzle_scales_and_pack_ptrs_for_discrete_weights(
             f"data_tensors has {len(data_tensors)} entries, scale_tensors {len(scale_tensors)}"
         )
     count = len(data_tensors)
-    addresses = torch.zeros(2 * count, dtype=torch.int64, device=device)
     if count == 0:
-        return addresses[:0], addresses[:0], memory.empty((0,), torch.uint8, device)
+        none = memory.empty((0,), torch.int64, device)
+        return none, none, memory.empty((0,), torch.uint8, device)
     shape = tuple(scale_tensors[0].shape)
     if len(shape) != 2 or any(tuple(scale.shape) != shape for scale in scale_tensors):
         raise ValueError(
@@ -84,7 +85,10 @@ def swizzle_scales_and_pack_ptrs_for_discrete_weights(
     axis = axes[swizzle_type]
     # The padded shape is all the layout depends on.
     rows, columns = (shape[0], shape[1] * 32) if axis == ROW else (shape[0] * 32, shape[1])
+    if on_gpu.serves(scale_tensors[0]):
+        return _pack_on_gpu(data_tensors, scale_tensors, axis, torch.device(device))
     stride = mxfp8.round_up(shape[0] * shape[1], 16)
+    addresses = torch.zeros(2 * count, dtype=torch.int64, device=device)
     swizzled = torch.zeros(count * stride, dtype=torch.uint8, device=device)
     for index, scale in enumerate(scale_tensors):
         part = mxfp8.run_swizzle(scale.view(torch.uint8), axis, rows, columns)
@@ -92,3 +96,27 @@ def swizzle_scales_and_pack_ptrs_for_discrete_weights(
         addresses[index] = data_tensors[index].data_ptr()
         addresses[count + index] = swizzled.data_ptr() + index * stride
     return addresses[:count], addresses[count:], swizzled
+
+
+def _pack_on_gpu(
+    data_tensors: Sequence[torch.Tensor],
+    scale_tensors: Sequence[torch.Tensor],
+    axis: int,
+    device: torch.device,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Do the same with one copy of all addresses and one launch for all scales."""
+    count, shape = len(data_tensors), tuple(scale_tensors[0].shape)
+    sources = [scale.contiguous() for scale in scale_tensors]
+    size = shape[0] * shape[1]
+    swizzled = memory.empty((count * size,), torch.uint8, sources[0].device)
+    first = swizzled.data_ptr()
+    table = on_gpu.addresses(
+        [data.data_ptr() for data in data_tensors]
+        + [first + index * size for index in range(count)]
+        + [source.data_ptr() for source in sources],
+        device,
+    )
+    on_gpu.block_scale().swizzle_listed(
+        table[2 * count :], shape, swizzled, axis_column=axis == COLUMN
+    )
+    return table[:count], table[count : 2 * count], swizzled
