@@ -135,24 +135,21 @@ def dummy_wgrads_for_params(weight_params: list[Any]) -> list[torch.Tensor | Non
     Each is a tensor of its own, over memory that parameters of one shape share: autograd takes a
     tensor that nobody else holds as it is, and copies any other.
     """
-    dummies: list[torch.Tensor | None] = [None] * len(weight_params)
-    places: dict[tuple[Any, ...], list[int]] = {}
-    zeroed = set()
-    for index, param in enumerate(weight_params):
-        # Not hasattr alone: a tensor is slow to say what it has.
+    dummies: list[torch.Tensor | None] = []
+    shape = dtype = device = None
+    dummy = no_elements()
+    for param in weight_params:
+        # Not hasattr alone: a tensor is slow to say that it lacks something.
         if _ADDED not in param.__dict__ and not hasattr(param, _ADDED):
+            dummies.append(None)
             continue
         param.grad_added_to_main_grad = True
-        key = (param.shape, param.dtype, param.device)
-        places.setdefault(key, []).append(index)
+        # Most parameters are like the one before.
+        if param.shape != shape or param.dtype is not dtype or param.device != device:
+            shape, dtype, device = param.shape, param.dtype, param.device
+            dummy = dummy_wgrad(shape, dtype, device)
         if getattr(param, "zero_out_wgrad", False):
-            zeroed.add(key)
-    for key, indices in places.items():
-        dummy = dummy_wgrad(*key)
-        if key in zeroed:
             dummy.zero_()
-        # One call makes all of them: a detach for each parameter takes longer.
-        views = dummy.expand(len(indices), *dummy.shape).unbind(0)
-        for index, view_of_dummy in zip(indices, views, strict=True):
-            dummies[index] = view_of_dummy
+        # A new tensor over the same memory, like `detach`, in a third of the time.
+        dummies.append(dummy.data)
     return dummies
