@@ -263,6 +263,7 @@ def main() -> None:
             same(case(tex, "cpu"), want[case])
         on_gpu._reductions = PlainSums
         near(sums(tex, "cpu"), want_sums)
+    assert on_gpu.block_scale.cache_info().hits > len(CASES)
     print(f"{len(CASES)} cases")  # noqa: T201
 
 
