@@ -23,7 +23,7 @@ _ADDRESSES = 8
 
 
 def serves(tensor: torch.Tensor, device: torch.device | str | None = None) -> bool:
-    """Whether a tensor, with results on `device`, is for this module and not for the C++ kernels."""
+    """Whether a tensor, with results on `device`, is for this module and not for C++."""
     if not tensor.is_cuda or device is None:
         return tensor.is_cuda
     where = torch.device(device)
