@@ -5,12 +5,13 @@
     python -m benchmarks.gpu_block_scale
 
 One line for each form, shape and rectangle of a program. A rectangle whose result differs from the
-first one's ends the run.
+first one's ends the run. At last the host time of small calls.
 """
 
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 
 import torch
@@ -119,13 +120,47 @@ def measure(clock: Clock, form: str, rows: int, cols: int) -> None:
     copy = 2 * src.nbytes / times["copy"].median / 1e6
     print(f"{form:26} {rows:6} x {cols:5}  copy {copy:5.0f} GB/s", flush=True)
     for config in CONFIGS:
-        time = times[str(tuple(config))]
-        rate = work.bytes / time.median / 1e6
+        median = times[str(tuple(config))].median
+        rate = work.bytes / median / 1e6
         print(
-            f"    {config.rows:3} x {config.cols:3}, {config.warps} warps: {time.median:7.4f} ms "
+            f"    {config.rows:3} x {config.cols:3}, {config.warps} warps: {median:7.4f} ms "
             f"{rate:5.0f} GB/s, {rate / copy:4.2f} of the copy",
             flush=True,
         )
+
+
+def host_times() -> None:
+    """Print the host time of one call of each: the best of ten means of fifty calls."""
+    from te_grouped_mlp.standalone import replacements
+    from te_grouped_mlp.standalone.tex import offsets
+
+    splits = torch.full((64,), 128, dtype=torch.int64, device="cuda")
+    weights = [torch.nn.Parameter(torch.empty(64, 64, device="cuda")) for _ in range(64)]
+    for weight in weights:
+        weight.grad_added_to_main_grad = False
+    src = torch.randn(1024, 256, device="cuda").bfloat16()
+    work = Work("row values, column bytes", src, splits[:8].cumsum(0).int())
+    calls: dict[str, Callable[[], object]] = {
+        "splits_to_offsets_multi, 64 groups": lambda: offsets.splits_to_offsets_multi(
+            splits, src.device, strides=[1, 1, 2048, 768, 1536],
+            include_leading_zero=[False, True, True, True, True],
+            dtypes=[torch.int32] + [torch.int64] * 4, bulk_allocate=True,
+        ),
+        "dummy gradients of 64 weights": lambda: replacements.dummy_wgrads_for_params(weights),
+        "copy_data_ptrs_to_device, 64": lambda: offsets.copy_data_ptrs_to_device(weights, "cuda"),
+        "quantize, 1024 rows": functools.partial(work.run, block_scale.QUANTIZE),
+    }  # fmt: skip
+    with torch.no_grad():
+        for name, call in calls.items():
+            call()
+            means = []
+            for _ in range(10):
+                torch.cuda.synchronize()
+                begin = time.perf_counter()
+                for _ in range(50):
+                    call()
+                means.append((time.perf_counter() - begin) / 50)
+            print(f"{name:36} {min(means) * 1e6:6.1f} us of host time", flush=True)
 
 
 def main() -> None:
@@ -135,6 +170,7 @@ def main() -> None:
     for form in FORMS:
         for rows, cols in SHAPES:
             measure(clock, form, rows, cols)
+    host_times()
 
 
 if __name__ == "__main__":

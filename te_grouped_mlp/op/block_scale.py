@@ -36,8 +36,9 @@ class Config(NamedTuple):
     warps: int
 
 
-QUANTIZE = Config(32, 256, 4)
+QUANTIZE = Config(32, 128, 2)
 DEQUANTIZE = Config(32, 256, 4)
+"""Fastest over all forms on an H200 (docs/performance.md)."""
 
 _SOURCES = (torch.float32, torch.float16, torch.bfloat16)
 

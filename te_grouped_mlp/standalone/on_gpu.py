@@ -22,9 +22,12 @@ from te_grouped_mlp.op import memory
 _ADDRESSES = 8
 
 
-def serves(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is for this module's functions and not for the C++ kernels."""
-    return tensor.is_cuda
+def serves(tensor: torch.Tensor, device: torch.device | str | None = None) -> bool:
+    """Whether a tensor, with results on `device`, is for this module and not for C++."""
+    if not tensor.is_cuda or device is None:
+        return tensor.is_cuda
+    where = torch.device(device)
+    return where.type == "cuda" and where.index in (None, tensor.get_device())
 
 
 def _import(name: str) -> ModuleType:

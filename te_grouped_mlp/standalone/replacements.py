@@ -137,7 +137,7 @@ def dummy_wgrads_for_params(weight_params: list[Any]) -> list[torch.Tensor | Non
     """
     dummies: list[torch.Tensor | None] = []
     shape = dtype = device = None
-    dummy = no_elements()
+    dummy, clean = no_elements(), False
     for param in weight_params:
         # Not hasattr alone: a tensor is slow to say that it lacks something.
         if _ADDED not in param.__dict__ and not hasattr(param, _ADDED):
@@ -147,9 +147,10 @@ def dummy_wgrads_for_params(weight_params: list[Any]) -> list[torch.Tensor | Non
         # Most parameters are like the one before.
         if param.shape != shape or param.dtype is not dtype or param.device != device:
             shape, dtype, device = param.shape, param.dtype, param.device
-            dummy = dummy_wgrad(shape, dtype, device)
-        if getattr(param, "zero_out_wgrad", False):
+            dummy, clean = dummy_wgrad(shape, dtype, device), False
+        if not clean and getattr(param, "zero_out_wgrad", False):
             dummy.zero_()
+            clean = True
         # A new tensor over the same memory, like `detach`, in a third of the time.
         dummies.append(dummy.data)
     return dummies

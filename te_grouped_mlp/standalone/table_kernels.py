@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -27,17 +28,24 @@ def launch(
 ) -> None:
     """Write result i at int64 word ``i * slot`` of `out`; for int32 counts, they come last."""
     groups, results = counts.numel(), len(strides)
-    wide = counts.dtype is torch.int64
-    masks = [sum(int(flag) << i for i, flag in enumerate(flags)) for flags in (zeros, narrow)]
-    padded = [*map(int, strides)] + [0] * (RESULTS - results)
-    arguments = (counts, out, groups, slot, results, *masks, *padded)
+    told = _numbers(tuple(strides), tuple(zeros), tuple(narrow))
+    arguments = (counts, out, groups, slot, results, *told)
     size = triton.next_power_of_2(groups)
-    grid = (results + int(not wide),)
+    grid = (results + (counts.dtype is not torch.int64),)
     if counts.is_cuda and counts.get_device() != torch.cuda.current_device():
         with torch.cuda.device(counts.device):
             running_sums[grid](*arguments, size, num_warps=1 if size <= 256 else 4)
     else:
         running_sums[grid](*arguments, size, num_warps=1 if size <= 256 else 4)
+
+
+@functools.lru_cache(maxsize=256)
+def _numbers(
+    strides: tuple[int, ...], zeros: tuple[bool, ...], narrow: tuple[bool, ...]
+) -> tuple[int, ...]:
+    """Return both lists of flags as bits, and the strides filled up."""
+    bits = (sum(int(flag) << i for i, flag in enumerate(flags)) for flags in (zeros, narrow))
+    return (*bits, *map(int, strides), *[0] * (RESULTS - len(strides)))
 
 
 @triton.jit(do_not_specialize=_SUMS)

@@ -75,7 +75,7 @@ def test_import_is_clean_and_changes_neither_torch_nor_environment():
         "print(te.__name__, sys.modules['transformer_engine_torch'].__doc__)",
         "-W", "error", *_te_warns_by_itself(), **CPU_ONLY,
     )  # fmt: skip
-    assert good(result).startswith("transformer_engine.pytorch transformer_engine_torch for CPU")
+    assert good(result).startswith("transformer_engine.pytorch transformer_engine_torch in C++")
     lines = [line for line in result.stderr.splitlines() if line]
     assert len(lines) == 1
     assert lines[0].startswith("te-grouped-mlp: Transformer Engine runs standalone")

@@ -12,14 +12,18 @@ import torch
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
+# What lies on no device.
+_PLAIN = (int, float, str, bytes, torch.dtype)
+
 
 def _devices(value: Any) -> Iterator[torch.device]:
     """Yield the device of each tensor in an argument: tensor, quantized tensor, list, device."""
-    if value is None or isinstance(value, (int, float, str, bytes)):
+    if value is None or isinstance(value, _PLAIN):
         return
     if isinstance(value, (list, tuple)):
         for item in value:
-            yield from _devices(item)
+            if not isinstance(item, _PLAIN):
+                yield from _devices(item)
     elif isinstance(value, torch.device):
         yield value
     elif hasattr(value, "get_data_tensors"):

@@ -94,7 +94,7 @@ def _missing(name: str) -> Any:
 
 def build() -> ModuleType:
     """Return a new module object with every function and enum, and placeholders for the rest."""
-    module = ModuleType(NAME, "transformer_engine_torch for CPU tensors, by te-grouped-mlp.")
+    module = ModuleType(NAME, "transformer_engine_torch in C++ and Triton, by te-grouped-mlp.")
     setattr(module, STANDALONE_MARK, True)
     for name in ENUMS:
         setattr(module, name, getattr(enums, name))

@@ -139,7 +139,7 @@ def splits_to_offsets_multi(
         raise ValueError(
             f"splits_to_offsets_multi: dtypes is {list(dtypes)}; allowed: int32, int64"
         )
-    if on_gpu.serves(split_sizes):
+    if on_gpu.serves(split_sizes, device):
         narrow = [dtype is torch.int32 for dtype in dtypes]
         found = on_gpu.running_sums(split_sizes, strides, include_leading_zero, narrow)
         if found is not None:
