@@ -12,6 +12,9 @@ from enum import Enum
 class DType(Enum):
     """Element types; the value is the name of the torch dtype."""
 
+    # Members are singletons; Enum's own hash is a Python call, made many times in every step.
+    __hash__ = object.__hash__
+
     FLOAT64 = "float64"
     FLOAT32 = "float32"
     FLOAT16 = "float16"

@@ -77,8 +77,9 @@ def main_grad_target(
         checks.gradient_kind(f"{label} weight.main_grad", grad, parameters[0].device)
         return WgradTarget(grad.view(num_groups, *shape), accumulate)
     grads = [parameter.__dict__.get("main_grad") for parameter in parameters]
-    shapes = [None if grad is None else grad.shape for grad in grads]
-    if shapes.count(shape) != len(shapes) or hasattr(parameters[0], "__fsdp_param__"):
+    # Whole lists instead of a loop: this runs for hundreds of weights in every pass.
+    usual = type(None) not in map(type, grads) and not hasattr(parameters[0], "__fsdp_param__")
+    if not usual or list(map(torch.Tensor.size, grads)).count(shape) != len(grads):
         # Something is wrong, or lies elsewhere than usual: one after the other.
         for index, parameter in enumerate(parameters):
             name = f"{label} weight{index}"

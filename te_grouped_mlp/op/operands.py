@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import torch
 
@@ -33,6 +34,7 @@ class Splits:
         element_offsets: Feature width to int64 (G + 1,) ``offsets * width``.
         host: The sizes as Python integers where the host can read them without synchronising
             with a GPU (CPU tensors), else None.
+        starts: int32 (G + 1,), `offsets` as the kernels on plain values take them; or None.
     """
 
     sizes: torch.Tensor
@@ -40,6 +42,7 @@ class Splits:
     offsets: torch.Tensor
     element_offsets: dict[int, torch.Tensor]
     host: tuple[int, ...] | None
+    starts: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -97,17 +100,21 @@ class WeightOperand:
         format: Of the values.
         shape: (out features, in features) of one expert.
         axis: ROW for the forward product (contracted over in features), COLUMN for the backward.
-        data: One (out, in) tensor per expert: element bytes, or the values for UNQUANTIZED.
+        data: One (out, in) tensor per expert: element bytes, or the values for UNQUANTIZED. Values
+            that lie in one tensor may be that tensor, (G, out, in).
         scale: One tensor of block scales per expert; empty for UNQUANTIZED.
         swizzled: Whether the scales are in the tile order of `scale_layout`.
+        found: What a backend found out about the tensors in the forward, for the backward that
+            reads the same ones; holds no tensor.
     """
 
     format: Format
     shape: tuple[int, int]
     axis: Axis
-    data: tuple[torch.Tensor, ...]
+    data: tuple[torch.Tensor, ...] | torch.Tensor
     scale: tuple[torch.Tensor, ...] = ()
     swizzled: bool = False
+    found: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def num_groups(self) -> int:
@@ -123,8 +130,8 @@ class WeightOperand:
         )
 
     @property
-    def plain(self) -> tuple[torch.Tensor, ...]:
-        """The members of an UNQUANTIZED operand."""
+    def plain(self) -> tuple[torch.Tensor, ...] | torch.Tensor:
+        """The members of an UNQUANTIZED operand, by index."""
         return () if self.format.is_block_scaled else self.data
 
 

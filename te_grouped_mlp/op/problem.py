@@ -96,6 +96,9 @@ class LinearSpec:
 class RecipeKind(Enum):
     """The precision recipe in force."""
 
+    # Members are singletons; Enum's own hash is a Python call, made many times in every step.
+    __hash__ = object.__hash__
+
     NONE = "none"
     MXFP8 = "mxfp8"
     NVFP4 = "nvfp4"

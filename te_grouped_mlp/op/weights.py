@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,11 +33,13 @@ class Members:
         row, column: Data and scales of the copies, one each per expert; None for a copy that was
             not asked for. UNQUANTIZED has the values as both, and no scales.
         swizzled: Whether the scales are in tile order.
+        found: Of the operands, which share it if they have the same tensors.
     """
 
-    row: tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]] | None
-    column: tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]] | None
+    row: tuple[tuple[torch.Tensor, ...] | torch.Tensor, tuple[torch.Tensor, ...]] | None
+    column: tuple[tuple[torch.Tensor, ...] | torch.Tensor, tuple[torch.Tensor, ...]] | None
     swizzled: bool = False
+    found: dict[str, Any] = field(default_factory=dict)
 
 
 _AS_THEY_ARE = {torch.Tensor, torch.nn.Parameter}
@@ -99,7 +101,8 @@ def operand(members: Members, spec: LinearSpec, fmt: Format, axis: Axis) -> Weig
     copies = members.row if axis is Axis.ROW else members.column
     assert copies is not None
     shape = (spec.out_features, spec.in_features)
-    return WeightOperand(fmt, shape, axis, *copies, members.swizzled)
+    found = {} if fmt.is_block_scaled else members.found
+    return WeightOperand(fmt, shape, axis, *copies, members.swizzled, found)
 
 
 def _discrete_members(
@@ -151,8 +154,9 @@ def _members_of(storages: Sequence[Any], *, row: bool, column: bool) -> Members:
 
 
 def _plain_members(weights: Sequence[Any], dtype: torch.dtype) -> Members:
-    if {type(weight) for weight in weights} <= _AS_THEY_ARE and all(
-        weight.dtype == dtype for weight in weights
+    # Whole lists instead of a loop: this runs for hundreds of weights in every step.
+    if set(map(type, weights)) <= _AS_THEY_ARE and (
+        [weight.dtype for weight in weights].count(dtype) == len(weights)
     ):
         values = tuple(weights)
     else:
@@ -184,7 +188,9 @@ def _grouped_members(
         )
     values = weight.rowwise_data.view(groups, spec.out_features, spec.in_features)
     if not fmt.is_block_scaled:
-        return _plain_members(values.unbind(0), dtype)
+        if values.dtype != dtype:
+            values = values.detach().to(dtype)
+        return Members((values, ()), (values, ()))
     if spec.out_features % SCALE_TILE_OUTER:
         # The grouped kernel needs whole scale tiles for each member.
         return _discrete_members(op, values.unbind(0), fmt, dtype, row=True, column=column)

@@ -15,24 +15,12 @@ from te_grouped_mlp.op.operands import GroupedOperand, Splits, WeightOperand
 _ALIGN = 16
 """Bytes to which TMA wants addresses and row strides aligned."""
 
-_KEPT = "_te_grouped_mlp_int32"
-
+_SPACING = "spacing"
+"""What `experts_of` leaves for the backward: the strides and the dtype of its view."""
 
 def int32_offsets(splits: Splits) -> torch.Tensor:
-    """Return the row offsets with a leading zero, int32 (G + 1,); never synchronises.
-
-    Kept as long as the splits' own tensor lives unchanged, since every launch of a step asks for
-    it. Under capture it is made anew each time: a replay must see the splits of that moment.
-    """
-    source = splits.offsets
-    # Tensors of inference mode count no versions.
-    if source.is_inference() or (source.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return source.to(torch.int32)
-    version, found = getattr(source, _KEPT, (None, None))
-    if found is None or version != source._version:
-        found = source.to(torch.int32)
-        setattr(source, _KEPT, (source._version, found))
-    return found
+    """Return the row offsets with a leading zero, int32 (G + 1,); never synchronises."""
+    return splits.offsets.to(torch.int32) if splits.starts is None else splits.starts
 
 
 def rows_of(operand: GroupedOperand, name: str) -> torch.Tensor:
@@ -62,11 +50,15 @@ def addressable(tensor: torch.Tensor) -> torch.Tensor:
 
 def is_addressable(tensor: torch.Tensor) -> bool:
     """Whether the last dimension is dense and address and other strides are aligned."""
-    size = tensor.element_size()
-    strides = tensor.stride()
-    if strides[-1] != 1 or tensor.data_ptr() % _ALIGN:
+    *outer, last = tensor.stride()
+    if last != 1 or tensor.data_ptr() % _ALIGN:
         return False
-    return all(stride > 0 and stride * size % _ALIGN == 0 for stride in strides[:-1])
+    size = tensor.element_size()
+    # A plain loop: a generator would take longer than what it goes through.
+    for stride in outer:  # noqa: SIM110
+        if stride <= 0 or stride * size % _ALIGN:
+            return False
+    return True
 
 
 def per_row(value: torch.Tensor | None) -> torch.Tensor | None:
@@ -84,13 +76,41 @@ def experts_of(w: WeightOperand, groups: int) -> torch.Tensor:
     """
     if w.num_groups != groups:
         raise ValueError(f"w has {w.num_groups} experts; the plan has {groups} groups")
+    if isinstance(w.data, torch.Tensor):
+        require_bf16("w", w.data)
+        if tuple(w.data.shape) != (groups, *w.shape):
+            raise ValueError(f"w has shape {tuple(w.data.shape)}; allowed: {(groups, *w.shape)}")
+        return addressable(w.data)
     require_bf16("w", w.data[0])
-    view = evenly_spaced(w.data, w.shape)
+    view = _view_of_forward(w) if _SPACING in w.found else evenly_spaced(w.data, w.shape)
     if view is not None:
+        w.found[_SPACING] = (view.stride(), view.dtype)
         return view
     require_shapes("w", w.data, w.shape)
     # One kernel, and half the host time of stack, which makes a view of each member first.
     return torch.cat(w.data).view(groups, *w.shape)
+
+
+def _view_of_forward(w: WeightOperand) -> torch.Tensor | None:
+    """Return what `evenly_spaced` does, for weights that the forward of this step found so.
+
+    They are the same tensors, so addresses tell whether anybody moved them since; autograd's hooks
+    may also have made others of them.
+    """
+    strides, dtype = w.found[_SPACING]
+    first, count = w.data[0], len(w.data)
+    size, base = first.element_size(), first.data_ptr()
+    step = strides[0] * size
+    end = first.storage_offset() + (count - 1) * strides[0] + w.shape[0] * strides[1]
+    if (
+        first.stride() != strides[1:]
+        or first.dtype is not dtype
+        or tuple(first.shape) != w.shape
+        or list(map(torch.Tensor.data_ptr, w.data)) != list(range(base, base + step * count, step))
+        or end * size > first.untyped_storage().nbytes()
+    ):
+        return evenly_spaced(w.data, w.shape)
+    return first.as_strided((count, *w.shape), strides)
 
 
 def target_of(
