@@ -35,21 +35,21 @@ from te_grouped_mlp.op.formats import DType
 from tests.support import step
 from tests.support.step import StepCase
 
-HOPPER = {
-    "sm": (9, 0),
-    "versions": {"quack": "0.6.5", "cutlass_dsl": "4.8.1", "triton": "3.6.0"},
-}
+NO_FRONTEND = environment.Absent("the benchmark needs none")
+VERSIONS = {"quack": "0.6.5", "cutlass_dsl": "4.8.1", "triton": "3.6.0"}
 
 
 def pretend_gpu() -> None:
     """Let the native backend take CPU tensors for CUDA ones, and launch nothing."""
-    problem_of, is_cuda = te_adapter.problem_of, capability._problem_refusals
+    refusals = capability._problem_refusals
 
     def on_cuda(problem: Any, env: Any) -> Any:
-        return is_cuda(dataclasses.replace(problem, device="cuda"), env)
+        return refusals(dataclasses.replace(problem, device="cuda"), env)
 
     capability._problem_refusals = on_cuda
-    del problem_of
+    environment._probe_sm = lambda: (9, 0)
+    environment._probe_versions = lambda: VERSIONS
+    environment._probe_wrappers = lambda: NO_FRONTEND
     arguments.require_bf16 = _bf16
     te_adapter.host_splits = lambda split_sizes, switches: None
     backend.target_arch = launch.kernels.target_arch = lambda: 9
@@ -112,7 +112,7 @@ class Bench(host.Bench):
         return super().step(model)
 
 
-def profile(bench: Bench, name: str, runs: int) -> None:
+def profile(bench: Bench, name: str, runs: int, order: str) -> None:
     """Print where the time of one pass goes."""
     fused, seen = step.fused_op(bench.model), cProfile.Profile()
     inner = getattr(fused, f"fuser_{name}")
@@ -120,7 +120,7 @@ def profile(bench: Bench, name: str, runs: int) -> None:
     with bench.recording.replay():
         for _ in range(runs):
             bench.step(bench.model)
-    pstats.Stats(seen).sort_stats("cumtime").print_stats(48)
+    pstats.Stats(seen).sort_stats(order).print_stats(48)
 
 
 def main() -> None:
@@ -130,15 +130,15 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=500)
     parser.add_argument("--weight", choices=("discrete", "grouped"), default="discrete")
     parser.add_argument("--packed", action="store_true", help="experts lie in a row")
-    parser.add_argument("--profile", choices=host.PASSES)
+    parser.add_argument("--profile", choices=host.PASSES, help="where its time goes, and stop")
+    parser.add_argument("--order", choices=("tottime", "cumtime"), default="cumtime")
     given = parser.parse_args()
     torch.set_num_threads(1)
     pretend_gpu()
-    with environment.override(**HOPPER):
-        bench = Bench(case_of(given.experts, given.weight), packed=given.packed)
-        if given.profile:
-            profile(bench, given.profile, given.runs)
-            return
+    bench = Bench(case_of(given.experts, given.weight), packed=given.packed)
+    if given.profile:
+        profile(bench, given.profile, given.runs, given.order)
+    else:
         print(json.dumps(bench.own_ms(given.runs)))
 
 

@@ -13,6 +13,7 @@
 #include <string>
 
 #include "common.hpp"
+#include "spacing.hpp"
 
 namespace py = pybind11;
 using namespace te_grouped_mlp;
@@ -279,6 +280,20 @@ constexpr const char* kRowDotsDoc =
     "out[i] = sum over j of src[i, j] * table[group of i, j], float32, for rows before the sum of\n"
     "splits. Products go to lane j % 32 in order; the lanes are then halved pairwise.";
 
+constexpr const char* kSpacingDoc =
+    "Bytes from each tensor to the next, 0 where they differ or for one tensor; None unless all\n"
+    "have one shape, strides, element type and device, or where that cannot be seen. table is\n"
+    "torch.Tensor.__dlpack_c_exchange_api__; tensors a list or tuple of exactly the two types.";
+
+py::object bind_spacing(py::handle table, py::handle tensors, py::type tensor_type,
+                        py::type parameter_type) {
+  const Spacing found = spacing(table.ptr(), tensors.ptr(),
+                                reinterpret_cast<PyTypeObject*>(tensor_type.ptr()),
+                                reinterpret_cast<PyTypeObject*>(parameter_type.ptr()));
+  if (!found.uniform) return py::none();
+  return py::int_(found.distance);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
@@ -305,6 +320,8 @@ PYBIND11_MODULE(_C, module) {
   module.def("row_dots", &bind_row_dots, kRowDotsDoc, py::arg("src"), py::arg("src_dtype"),
              py::arg("rows"), py::arg("cols"), py::arg("row_stride"), py::arg("table_f32"),
              py::arg("splits"), py::arg("num_groups"), py::arg("out_f32"), py::arg("threads"));
+  module.def("spacing", &bind_spacing, kSpacingDoc, py::arg("table"), py::arg("tensors"),
+             py::arg("tensor_type"), py::arg("parameter_type"));
   module.def(
       "simd_level", [] { return std::string(kernels().name); },
       "The SIMD level in use: baseline, avx2 or avx512.");

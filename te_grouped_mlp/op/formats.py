@@ -12,8 +12,7 @@ from enum import Enum
 class DType(Enum):
     """Element types; the value is the name of the torch dtype."""
 
-    # Members are singletons; Enum's own hash is a Python call, made many times in every step.
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # as for layout.Output
 
     FLOAT64 = "float64"
     FLOAT32 = "float32"

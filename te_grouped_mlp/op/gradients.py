@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from te_grouped_mlp.op import checks, memory
+from te_grouped_mlp.op import checks, memory, spacing
 from te_grouped_mlp.op.problem import LinearSpec
 
 
@@ -77,9 +77,8 @@ def main_grad_target(
         checks.gradient_kind(f"{label} weight.main_grad", grad, parameters[0].device)
         return WgradTarget(grad.view(num_groups, *shape), accumulate)
     grads = [parameter.__dict__.get("main_grad") for parameter in parameters]
-    # Whole lists instead of a loop: this runs for hundreds of weights in every pass.
-    usual = type(None) not in map(type, grads) and not hasattr(parameters[0], "__fsdp_param__")
-    if not usual or list(map(torch.Tensor.size, grads)).count(shape) != len(grads):
+    usual = spacing.distance(grads) is not None and grads[0].shape == shape
+    if not usual or hasattr(parameters[0], "__fsdp_param__"):
         # Something is wrong, or lies elsewhere than usual: one after the other.
         for index, parameter in enumerate(parameters):
             name = f"{label} weight{index}"

@@ -4,9 +4,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 import torch
 
@@ -104,8 +103,6 @@ class WeightOperand:
             that lie in one tensor may be that tensor, (G, out, in).
         scale: One tensor of block scales per expert; empty for UNQUANTIZED.
         swizzled: Whether the scales are in the tile order of `scale_layout`.
-        found: What a backend found out about the tensors in the forward, for the backward that
-            reads the same ones; holds no tensor.
     """
 
     format: Format
@@ -114,7 +111,6 @@ class WeightOperand:
     data: tuple[torch.Tensor, ...] | torch.Tensor
     scale: tuple[torch.Tensor, ...] = ()
     swizzled: bool = False
-    found: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def num_groups(self) -> int:

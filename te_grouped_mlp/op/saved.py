@@ -77,8 +77,8 @@ class Skeleton:
 
 # Format and shape, then axis and tile order of the column copy of a quantized operand.
 _Tokens = tuple[Format, tuple[int, int], "tuple[Axis, bool] | None"]
-# Format, shape, axis, tile order, what was found; is data one tensor; tensors of each kind.
-_Weight = tuple[Format, tuple[int, int], Axis, bool, dict[str, Any], bool, int, int]
+# Format, shape, axis, tile order; whether data is one tensor; the tensors of each kind.
+_Weight = tuple[Format, tuple[int, int], Axis, bool, bool, int, int]
 
 
 def flatten(state: SavedState) -> tuple[Skeleton, list[torch.Tensor | None]]:
@@ -187,7 +187,9 @@ def _put_tokens(
     return GroupedOperand(fmt, shape, layout, splits, None, column)
 
 
-def _take_weight(weight: WeightOperand | None, tensors: list[torch.Tensor | None]) -> _Weight | None:
+def _take_weight(
+    weight: WeightOperand | None, tensors: list[torch.Tensor | None]
+) -> _Weight | None:
     if weight is None:
         return None
     data, scale = weight.data, weight.scale
@@ -198,13 +200,13 @@ def _take_weight(weight: WeightOperand | None, tensors: list[torch.Tensor | None
         tensors += data
     tensors += scale
     counts = 1 if whole else len(data), len(scale)
-    facts = weight.format, weight.shape, weight.axis, weight.swizzled, weight.found
+    facts = weight.format, weight.shape, weight.axis, weight.swizzled
     return *facts, whole, *counts
 
 
 def _put_weight(kept: _Weight | None, rest: Iterator[Any]) -> WeightOperand | None:
     if kept is None:
         return None
-    fmt, shape, axis, swizzled, found, whole, many, scales = kept
+    fmt, shape, axis, swizzled, whole, many, scales = kept
     data = next(rest) if whole else tuple(islice(rest, many))
-    return WeightOperand(fmt, shape, axis, data, tuple(islice(rest, scales)), swizzled, found)
+    return WeightOperand(fmt, shape, axis, data, tuple(islice(rest, scales)), swizzled)

@@ -153,7 +153,8 @@ def activation_spec(op: Any) -> ActivationSpec:
     Raises:
         TypeError: The op is none.
     """
-    return _activation_of(*_activation_facts(op))
+    kind, values = _activation_facts(op)
+    return ActivationSpec(kind, **dict(values))
 
 
 def _activation_facts(op: Any) -> tuple[Activation, tuple[tuple[str, Any], ...]]:
@@ -173,10 +174,6 @@ def _activation_facts(op: Any) -> tuple[Activation, tuple[tuple[str, Any], ...]]
     if kind.is_gated:
         values.append(("interleave", op.glu_interleave_size or None))
     return kind, tuple(values)
-
-
-def _activation_of(kind: Activation, values: tuple[tuple[str, Any], ...]) -> ActivationSpec:
-    return ActivationSpec(kind, **dict(values))
 
 
 def problem_of(fc1: Any, activation: Any, fc2: Any, recipe: Any) -> Problem:
@@ -218,9 +215,9 @@ def _problem_of(
     device: str,
     dtype: torch.dtype,
 ) -> Problem:
-    act = _activation_of(*activation)
-    specs = LinearSpec(*fc1), LinearSpec(*fc2)
-    return Problem(num_groups, *specs, act, recipe, detail, device, DType.of(dtype))
+    spec = ActivationSpec(activation[0], **dict(activation[1]))
+    linears = LinearSpec(*fc1), LinearSpec(*fc2)
+    return Problem(num_groups, *linears, spec, recipe, detail, device, DType.of(dtype))
 
 
 def _recipe_kind(recipe: Any) -> tuple[RecipeKind, str]:
@@ -276,32 +273,20 @@ def read_splits(
             kernels on plain values take int32 row offsets.
         device: The op's device.
     """
-    if not format_of(problem).is_block_scaled:
-        sizes, (ends, offsets, starts) = tex.splits_to_offsets_multi(
-            split_sizes.contiguous(),
-            device,
-            strides=[1, 1, 1],
-            include_leading_zero=[False, True, True],
-            dtypes=[torch.int32, torch.int64, torch.int32],
-            bulk_allocate=True,
-        )
-        return Splits(sizes, ends, offsets, {}, host, starts)
-    unique = list(dict.fromkeys(widths(problem)))
-    sizes, offsets = tex.splits_to_offsets_multi(
+    quantized = format_of(problem).is_block_scaled
+    unique = list(dict.fromkeys(widths(problem))) if quantized else [1]
+    more = len(unique)
+    sizes, (ends, offsets, *rest) = tex.splits_to_offsets_multi(
         split_sizes.contiguous(),
         device,
         strides=[1, 1, *unique],
-        include_leading_zero=[False] + [True] * (1 + len(unique)),
-        dtypes=[torch.int32] + [torch.int64] * (1 + len(unique)),
+        include_leading_zero=[False] + [True] * (1 + more),
+        dtypes=[torch.int32, torch.int64] + [torch.int64 if quantized else torch.int32] * more,
         bulk_allocate=True,
     )
-    return Splits(
-        sizes=sizes,
-        ends=offsets[0],
-        offsets=offsets[1],
-        element_offsets=dict(zip(unique, offsets[2:], strict=True)),
-        host=host,
-    )
+    if quantized:
+        return Splits(sizes, ends, offsets, dict(zip(unique, rest, strict=True)), host)
+    return Splits(sizes, ends, offsets, {}, host, starts=rest[0])
 
 
 def packed_bias(op: Any, dtype: torch.dtype) -> torch.Tensor | None:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from transformer_engine.pytorch.distributed_weight import (
 )
 from transformer_engine.pytorch.quantized_tensor import QuantizedTensorStorage
 
+from te_grouped_mlp.op import spacing
 from te_grouped_mlp.op.formats import SCALE_TILE_OUTER, Format
 from te_grouped_mlp.op.operands import Axis, WeightOperand
 from te_grouped_mlp.op.problem import LinearSpec
@@ -33,16 +34,11 @@ class Members:
         row, column: Data and scales of the copies, one each per expert; None for a copy that was
             not asked for. UNQUANTIZED has the values as both, and no scales.
         swizzled: Whether the scales are in tile order.
-        found: Of the operands, which share it if they have the same tensors.
     """
 
     row: tuple[tuple[torch.Tensor, ...] | torch.Tensor, tuple[torch.Tensor, ...]] | None
     column: tuple[tuple[torch.Tensor, ...] | torch.Tensor, tuple[torch.Tensor, ...]] | None
     swizzled: bool = False
-    found: dict[str, Any] = field(default_factory=dict)
-
-
-_AS_THEY_ARE = {torch.Tensor, torch.nn.Parameter}
 
 
 def forward_members(
@@ -101,8 +97,7 @@ def operand(members: Members, spec: LinearSpec, fmt: Format, axis: Axis) -> Weig
     copies = members.row if axis is Axis.ROW else members.column
     assert copies is not None
     shape = (spec.out_features, spec.in_features)
-    found = {} if fmt.is_block_scaled else members.found
-    return WeightOperand(fmt, shape, axis, *copies, members.swizzled, found)
+    return WeightOperand(fmt, shape, axis, *copies, members.swizzled)
 
 
 def _discrete_members(
@@ -154,10 +149,7 @@ def _members_of(storages: Sequence[Any], *, row: bool, column: bool) -> Members:
 
 
 def _plain_members(weights: Sequence[Any], dtype: torch.dtype) -> Members:
-    # Whole lists instead of a loop: this runs for hundreds of weights in every step.
-    if set(map(type, weights)) <= _AS_THEY_ARE and (
-        [weight.dtype for weight in weights].count(dtype) == len(weights)
-    ):
+    if spacing.distance(weights) is not None and weights[0].dtype == dtype:
         values = tuple(weights)
     else:
         values = tuple([_plain(weight, dtype) for weight in weights])

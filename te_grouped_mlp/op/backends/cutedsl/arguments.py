@@ -8,15 +8,13 @@ from collections.abc import Sequence
 
 import torch
 
-from te_grouped_mlp.op import memory
+from te_grouped_mlp.op import memory, spacing
 from te_grouped_mlp.op.gradients import WgradTarget
 from te_grouped_mlp.op.operands import GroupedOperand, Splits, WeightOperand
 
 _ALIGN = 16
 """Bytes to which TMA wants addresses and row strides aligned."""
 
-_SPACING = "spacing"
-"""What `experts_of` leaves for the backward: the strides and the dtype of its view."""
 
 def int32_offsets(splits: Splits) -> torch.Tensor:
     """Return the row offsets with a leading zero, int32 (G + 1,); never synchronises."""
@@ -82,35 +80,12 @@ def experts_of(w: WeightOperand, groups: int) -> torch.Tensor:
             raise ValueError(f"w has shape {tuple(w.data.shape)}; allowed: {(groups, *w.shape)}")
         return addressable(w.data)
     require_bf16("w", w.data[0])
-    view = _view_of_forward(w) if _SPACING in w.found else evenly_spaced(w.data, w.shape)
+    view = in_one(w.data, w.shape)
     if view is not None:
-        w.found[_SPACING] = (view.stride(), view.dtype)
         return view
     require_shapes("w", w.data, w.shape)
     # One kernel, and half the host time of stack, which makes a view of each member first.
     return torch.cat(w.data).view(groups, *w.shape)
-
-
-def _view_of_forward(w: WeightOperand) -> torch.Tensor | None:
-    """Return what `evenly_spaced` does, for weights that the forward of this step found so.
-
-    They are the same tensors, so addresses tell whether anybody moved them since; autograd's hooks
-    may also have made others of them.
-    """
-    strides, dtype = w.found[_SPACING]
-    first, count = w.data[0], len(w.data)
-    size, base = first.element_size(), first.data_ptr()
-    step = strides[0] * size
-    end = first.storage_offset() + (count - 1) * strides[0] + w.shape[0] * strides[1]
-    if (
-        first.stride() != strides[1:]
-        or first.dtype is not dtype
-        or tuple(first.shape) != w.shape
-        or list(map(torch.Tensor.data_ptr, w.data)) != list(range(base, base + step * count, step))
-        or end * size > first.untyped_storage().nbytes()
-    ):
-        return evenly_spaced(w.data, w.shape)
-    return first.as_strided((count, *w.shape), strides)
 
 
 def target_of(
@@ -135,7 +110,7 @@ def target_of(
     members = target.members()
     if len(members) != groups:
         raise ValueError(f"target has {len(members)} members; the plan has {groups} groups")
-    view = evenly_spaced(members, shape)
+    view = in_one(members, shape)
     if view is not None:
         return view, ()
     require_shapes("target", members, shape)
@@ -175,6 +150,26 @@ def require_shapes(name: str, members: Sequence[torch.Tensor], shape: tuple[int,
                 f"{name}[{index}] is {member.dtype} on {member.device}; allowed: {first.dtype} "
                 f"on {first.device}, like {name}[0]"
             )
+
+
+def in_one(members: Sequence[torch.Tensor], shape: tuple[int, int]) -> torch.Tensor | None:
+    """Return what `evenly_spaced` does, from one look at the members where that is enough."""
+    step, first, count = spacing.distance(members), members[0], len(members)
+    if step is None or step < 0:
+        return evenly_spaced(members, shape)
+    if tuple(first.shape) != shape or not is_addressable(first):
+        return None
+    size, stride = first.element_size(), first.stride()
+    extent = shape[0] * stride[0] * size
+    if len(members) == 1:
+        step = extent
+    if step < extent or step % _ALIGN:
+        return None
+    # A storage that covers the last member covers them all, so nothing else can lie there.
+    end = first.storage_offset() * size + (count - 1) * step + extent
+    if end > first.untyped_storage().nbytes():
+        return None
+    return first.as_strided((count, *shape), (step // size, *stride))
 
 
 def evenly_spaced(members: Sequence[torch.Tensor], shape: tuple[int, int]) -> torch.Tensor | None:

@@ -16,8 +16,7 @@ PERIOD = 64
 class Op(Enum):
     """The kernels of this backend."""
 
-    # Members are singletons; Enum's own hash is a Python call, made many times in every step.
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # as for layout.Output
 
     FC1_ACT = "fc1_act"
     FC2_FORWARD = "fc2_forward"

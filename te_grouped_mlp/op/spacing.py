@@ -1,0 +1,36 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors of all experts looked at together.
+
+A step asks hundreds of tensors the same questions, and each question to one of them takes the host
+a tenth of a microsecond. They are asked anew in every pass, and never remembered: a user may move
+or replace a parameter or its ``main_grad`` at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from te_grouped_mlp import _C
+
+_TABLE = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+"""PyTorch's functions that describe a tensor to C; None before PyTorch 2.10."""
+
+
+def distance(tensors: Sequence[torch.Tensor | None]) -> int | None:
+    """Look at tensors that may be alike, as the weights of all experts are.
+
+    Args:
+        tensors: A list or a tuple.
+
+    Returns:
+        None unless all have the first one's shape, strides, dtype and device, and also where that
+        cannot be seen in one look (another type than Tensor and Parameter, an older PyTorch): then
+        each must be asked. Else the bytes from each tensor to the next; 0 for a single tensor and
+        where they lie at different distances. Never synchronises, reads no element.
+    """
+    if _TABLE is None:
+        return None
+    return _C.spacing(_TABLE, tensors, torch.Tensor, torch.nn.Parameter)
