@@ -19,19 +19,16 @@ import functools
 import json
 import os
 import pstats
-import statistics
 from typing import Any
 
 os.environ["NVTE_GROUPED_MLP_BACKEND"] = "cutedsl"
 
-from benchmarks import bench_host_time as host
-
 import torch
 import transformer_engine_torch as tex
 
+from benchmarks import bench_host_time as host
 from te_grouped_mlp.op import environment, te_adapter
 from te_grouped_mlp.op.backends.cutedsl import arguments, backend, capability, launch
-from te_grouped_mlp.op.formats import DType
 from tests.support import step
 from tests.support.step import StepCase
 
@@ -51,11 +48,10 @@ def pretend_gpu() -> None:
     environment._probe_versions = lambda: VERSIONS
     environment._probe_wrappers = lambda: NO_FRONTEND
     arguments.require_bf16 = _bf16
-    te_adapter.host_splits = lambda split_sizes, switches: None
+    te_adapter.host_splits = backend.prepare = _nothing
     backend.target_arch = launch.kernels.target_arch = lambda: 9
-    backend.prepare = lambda problem, prob: None
-    launch.kernels.kernel = lambda key: _nothing
-    launch._active_clusters = lambda size, device: 66
+    launch.kernels.kernel = lambda _key: _nothing
+    launch._active_clusters = lambda *_: 66
 
 
 def _bf16(name: str, tensor: torch.Tensor) -> None:
@@ -64,7 +60,7 @@ def _bf16(name: str, tensor: torch.Tensor) -> None:
 
 
 def _nothing(*_args: Any) -> None:
-    """Stand for a compiled kernel."""
+    """Stand for a compiled kernel, for splits that lie on a GPU, and for compiling ahead."""
 
 
 def case_of(experts: int, weight: str) -> StepCase:

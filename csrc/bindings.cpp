@@ -285,11 +285,24 @@ constexpr const char* kSpacingDoc =
     "have one shape, strides, element type and device, or where that cannot be seen. table is\n"
     "torch.Tensor.__dlpack_c_exchange_api__; tensors a list or tuple of exactly the two types.";
 
-py::object bind_spacing(py::handle table, py::handle tensors, py::type tensor_type,
-                        py::type parameter_type) {
-  const Spacing found = spacing(table.ptr(), tensors.ptr(),
-                                reinterpret_cast<PyTypeObject*>(tensor_type.ptr()),
-                                reinterpret_cast<PyTypeObject*>(parameter_type.ptr()));
+py::object bind_spacing(py::handle table, py::handle tensors, py::handle tensor_type,
+                        py::handle parameter_type) {
+  const auto* api =
+      static_cast<ExchangeTable*>(PyCapsule_GetPointer(table.ptr(), "dlpack_exchange_api"));
+  const bool is_list = PyList_Check(tensors.ptr());
+  if (api == nullptr || !(is_list || PyTuple_Check(tensors.ptr()))) {
+    PyErr_Clear();
+    return py::none();
+  }
+  const auto count = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(tensors.ptr()));
+  PyObject** items = PySequence_Fast_ITEMS(tensors.ptr());
+  for (std::size_t i = 0; i < count; ++i) {
+    // The framework's function takes the type on trust.
+    const auto* type = reinterpret_cast<PyObject*>(Py_TYPE(items[i]));
+    if (type != tensor_type.ptr() && type != parameter_type.ptr()) return py::none();
+  }
+  const Spacing found = spacing(*api, reinterpret_cast<void* const*>(items), count);
+  PyErr_Clear();
   if (!found.uniform) return py::none();
   return py::int_(found.distance);
 }

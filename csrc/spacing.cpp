@@ -8,12 +8,10 @@
 #include "spacing.hpp"
 
 #include <algorithm>
-#include <cstdint>
 
 namespace te_grouped_mlp {
-namespace {
 
-// The parts of DLPack 1's binary interface that are read here.
+// A tensor, as DLPack 1 lays it out.
 struct Device {
   std::int32_t type;
   std::int32_t id;
@@ -35,25 +33,12 @@ struct Description {
   std::uint64_t byte_offset;
 };
 
-struct ExchangeTable {
-  struct {
-    std::uint32_t major;
-    std::uint32_t minor;
-  } version;
-  ExchangeTable* older;
-  int (*allocate)();
-  int (*own)();
-  int (*give_back)();
-  int (*describe)(void* object, Description* out);
-  int (*current_stream)();
-};
-
-constexpr const char* kTableName = "dlpack_exchange_api";
+namespace {
 
 bool same_kind(const Description& a, const Description& b) {
   return a.device.type == b.device.type && a.device.id == b.device.id && a.ndim == b.ndim &&
-         a.type.code == b.type.code && a.type.bits == b.type.bits &&
-         a.type.lanes == b.type.lanes && std::equal(a.shape, a.shape + a.ndim, b.shape) &&
+         a.type.code == b.type.code && a.type.bits == b.type.bits && a.type.lanes == b.type.lanes &&
+         std::equal(a.shape, a.shape + a.ndim, b.shape) &&
          std::equal(a.strides, a.strides + a.ndim, b.strides);
 }
 
@@ -64,30 +49,14 @@ std::int64_t address(const Description& tensor) {
 
 }  // namespace
 
-Spacing spacing(PyObject* table, PyObject* tensors, PyTypeObject* tensor_type,
-                PyTypeObject* parameter_type) {
+Spacing spacing(const ExchangeTable& table, void* const* tensors, std::size_t count) {
   const Spacing unknown{false, 0};
-  auto* api = static_cast<ExchangeTable*>(PyCapsule_GetPointer(table, kTableName));
-  if (api == nullptr) {
-    PyErr_Clear();
-    return unknown;
-  }
-  if (api->version.major != 1 || api->describe == nullptr) return unknown;
-  const bool is_list = PyList_Check(tensors);
-  if (!is_list && !PyTuple_Check(tensors)) return unknown;
-  const Py_ssize_t count = is_list ? PyList_GET_SIZE(tensors) : PyTuple_GET_SIZE(tensors);
+  if (table.major != 1 || table.describe == nullptr) return unknown;
   Description first{}, each{};
   std::int64_t distance = 0, previous = 0;
   bool even = true;
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    PyObject* item = is_list ? PyList_GET_ITEM(tensors, i) : PyTuple_GET_ITEM(tensors, i);
-    // PyTorch's function takes the type on trust.
-    if (Py_TYPE(item) != tensor_type && Py_TYPE(item) != parameter_type) return unknown;
-    if (api->describe(item, &each) != 0) {
-      PyErr_Clear();
-      return unknown;
-    }
-    if (each.strides == nullptr) return unknown;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (table.describe(tensors[i], &each) != 0 || each.strides == nullptr) return unknown;
     if (i == 0) {
       first = each;
     } else if (!same_kind(first, each)) {

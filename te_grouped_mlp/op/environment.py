@@ -185,7 +185,7 @@ _ENCODED_SWITCHES = tuple(map(getattr(os.environ, "encodekey", str), _SWITCHES))
 
 @functools.lru_cache(maxsize=16)
 def _switches_of(*encoded: Any) -> Switches:
-    decode = os.environ.decodevalue  # type: ignore[attr-defined]
+    decode = os.environ.decodevalue
     return _switches(*(None if value is None else decode(value) for value in encoded))
 
 
