@@ -22,9 +22,9 @@ import pstats
 from typing import Any
 
 os.environ["NVTE_GROUPED_MLP_BACKEND"] = "cutedsl"
+os.environ.setdefault("NVTE_GROUPED_MLP_STANDALONE", "1")
 
 import torch
-import transformer_engine_torch as tex
 
 from benchmarks import bench_host_time as host
 from te_grouped_mlp.op import environment, te_adapter
@@ -94,7 +94,7 @@ class Bench(host.Bench):
     def __init__(self, case: StepCase, *, packed: bool) -> None:
         self._packed = packed
         host._DEVICE_CALLS.clear()
-        host._DEVICE_CALLS[tex] = ("splits_to_offsets_multi",)
+        host._DEVICE_CALLS[host.tex] = ("splits_to_offsets_multi",)
         make = step.make_model
         step.make_model = lambda _case: (
             setattr(step, "make_model", make) or model_of(_case, packed=packed)
