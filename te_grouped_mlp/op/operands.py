@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeAlias
 
 import torch
 
@@ -89,6 +90,10 @@ class GroupedOperand:
         )
 
 
+Parts: TypeAlias = "tuple[torch.Tensor, ...] | torch.Tensor"
+"""One tensor per expert, or one whose first dimension counts the experts."""
+
+
 @dataclass(frozen=True)
 class WeightOperand:
     """The weights of all experts of one linear, for one pass.
@@ -99,17 +104,17 @@ class WeightOperand:
         format: Of the values.
         shape: (out features, in features) of one expert.
         axis: ROW for the forward product (contracted over in features), COLUMN for the backward.
-        data: One (out, in) tensor per expert: element bytes, or the values for UNQUANTIZED. Values
-            that lie in one tensor may be that tensor, (G, out, in).
-        scale: One tensor of block scales per expert; empty for UNQUANTIZED.
+        data: One (out, in) tensor per expert: element bytes, or the values for UNQUANTIZED. What
+            lies in one tensor may be that tensor, (G, out, in).
+        scale: One tensor of block scales per expert, or one (G, blocks); empty for UNQUANTIZED.
         swizzled: Whether the scales are in the tile order of `scale_layout`.
     """
 
     format: Format
     shape: tuple[int, int]
     axis: Axis
-    data: tuple[torch.Tensor, ...] | torch.Tensor
-    scale: tuple[torch.Tensor, ...] = ()
+    data: Parts
+    scale: Parts = ()
     swizzled: bool = False
 
     @property
@@ -126,7 +131,7 @@ class WeightOperand:
         )
 
     @property
-    def plain(self) -> tuple[torch.Tensor, ...] | torch.Tensor:
+    def plain(self) -> Parts:
         """The members of an UNQUANTIZED operand, by index."""
         return () if self.format.is_block_scaled else self.data
 

@@ -16,6 +16,7 @@ from te_grouped_mlp.op.layout import GroupLayout
 from te_grouped_mlp.op.operands import (
     Axis,
     GroupedOperand,
+    Parts,
     QuantizedCopy,
     Splits,
     WeightOperand,
@@ -77,8 +78,8 @@ class Skeleton:
 
 # Format and shape, then axis and tile order of the column copy of a quantized operand.
 _Tokens = tuple[Format, tuple[int, int], "tuple[Axis, bool] | None"]
-# Format, shape, axis, tile order; whether data is one tensor; the tensors of each kind.
-_Weight = tuple[Format, tuple[int, int], Axis, bool, bool, int, int]
+# Format, shape, axis, tile order; how many tensors hold data and scales, None for one of them all.
+_Weight = tuple[Format, tuple[int, int], Axis, bool, "int | None", "int | None"]
 
 
 def flatten(state: SavedState) -> tuple[Skeleton, list[torch.Tensor | None]]:
@@ -192,21 +193,21 @@ def _take_weight(
 ) -> _Weight | None:
     if weight is None:
         return None
-    data, scale = weight.data, weight.scale
-    whole = isinstance(data, torch.Tensor)
-    if whole:
-        tensors.append(data)
-    else:
-        tensors += data
-    tensors += scale
-    counts = 1 if whole else len(data), len(scale)
-    facts = weight.format, weight.shape, weight.axis, weight.swizzled
-    return *facts, whole, *counts
+    counts = _take_parts(weight.data, tensors), _take_parts(weight.scale, tensors)
+    return weight.format, weight.shape, weight.axis, weight.swizzled, *counts
+
+
+def _take_parts(parts: Parts, tensors: list[torch.Tensor | None]) -> int | None:
+    if isinstance(parts, torch.Tensor):
+        tensors.append(parts)
+        return None
+    tensors += parts
+    return len(parts)
 
 
 def _put_weight(kept: _Weight | None, rest: Iterator[Any]) -> WeightOperand | None:
     if kept is None:
         return None
-    fmt, shape, axis, swizzled, whole, many, scales = kept
-    data = next(rest) if whole else tuple(islice(rest, many))
-    return WeightOperand(fmt, shape, axis, data, tuple(islice(rest, scales)), swizzled)
+    fmt, shape, axis, swizzled, *counts = kept
+    data, scale = [next(rest) if count is None else tuple(islice(rest, count)) for count in counts]
+    return WeightOperand(fmt, shape, axis, data, scale, swizzled)

@@ -19,7 +19,7 @@ from transformer_engine.pytorch.quantized_tensor import QuantizedTensorStorage
 
 from te_grouped_mlp.op import spacing
 from te_grouped_mlp.op.formats import SCALE_TILE_OUTER, Format
-from te_grouped_mlp.op.operands import Axis, WeightOperand
+from te_grouped_mlp.op.operands import Axis, Parts, WeightOperand
 from te_grouped_mlp.op.problem import LinearSpec
 from te_grouped_mlp.op.te_adapter import parameters
 
@@ -36,8 +36,8 @@ class Members:
         swizzled: Whether the scales are in tile order.
     """
 
-    row: tuple[tuple[torch.Tensor, ...] | torch.Tensor, tuple[torch.Tensor, ...]] | None
-    column: tuple[tuple[torch.Tensor, ...] | torch.Tensor, tuple[torch.Tensor, ...]] | None
+    row: tuple[Parts, Parts] | None
+    column: tuple[Parts, Parts] | None
     swizzled: bool = False
 
 
@@ -194,7 +194,7 @@ def _grouped_members(
     )
 
     def members_of(data: torch.Tensor, scale: torch.Tensor) -> Any:
-        return data.view(values.shape).unbind(0), scale.view(groups, -1).unbind(0)
+        return data.view(values.shape), scale.view(groups, -1)
 
     return Members(
         members_of(grouped.rowwise_data, grouped.scale_inv),

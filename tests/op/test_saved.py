@@ -72,6 +72,8 @@ def weight(kind: str | None, make: Numbered) -> WeightOperand | None:
         return None
     if kind == "whole":
         return WeightOperand(UNQUANTIZED, (8, 4), Axis.ROW, make(3, 8, 4))
+    if kind == "whole scaled":
+        return WeightOperand(MXFP8, (8, 4), Axis.COLUMN, make(3, 8, 4), make(3, 1), False)
     data = tuple(make(8, 4) for _ in range(3))
     if kind == "plain":
         return WeightOperand(UNQUANTIZED, (8, 4), Axis.ROW, data)
@@ -114,7 +116,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 STATES = [
     pytest.param(x, w, prob, quantized, id=f"{x}-{w}-{prob}-{quantized}")
     for x in ("plain", "column", "swizzled", None)
-    for w in ("plain", "whole", "scaled", None)
+    for w in ("plain", "whole", "scaled", "whole scaled", None)
     for prob in (True, False)
     for quantized in (True, False)
 ]
