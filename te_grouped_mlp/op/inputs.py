@@ -73,7 +73,8 @@ def read_inputs(
     Raises:
         ValueError, TypeError, RuntimeError: As the functions of `checks` say.
     """
-    _check_buffer_owner(kwargs)
+    if kwargs[0] or kwargs[2]:
+        _check_buffer_owner(kwargs)
     input_ = decoded(ops[0], INPUT_CARRIER_ATTRIBUTE, input_)
     decoded(ops[2], GRAD_CARRIER_ATTRIBUTE, None)
     device = leader(ops[0]).device
@@ -89,9 +90,10 @@ def read_inputs(
         x = input_.detach() if len(shape) == 2 else input_.reshape(-1, features)
     checks.rows("input", x.shape[0], format_of(problem).rows_multiple)
     checks.split_sizes(extra[0][0], extra[2][0], problem.num_groups, device)
-    for spec, op, label in ((problem.fc1, ops[0], "FC1"), (problem.fc2, ops[2], "FC2")):
-        _check_delayed(spec, op, label)
-    _check_tied_linears(problem, ops)
+    if problem.fc1.delay_wgrad or problem.fc2.delay_wgrad:
+        _check_delayed(problem.fc1, ops[0], "FC1")
+        _check_delayed(problem.fc2, ops[2], "FC2")
+        _check_tied_linears(problem, ops)
     unit = unit_scale(ops[1], problem)
     prob = None if unit else checks.probabilities("probabilities", extra[1][0], x.shape[0], device)
     bias_scale = None

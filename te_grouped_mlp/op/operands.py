@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
@@ -136,6 +137,7 @@ class WeightOperand:
         return () if self.format.is_block_scaled else self.data
 
 
+@functools.cache
 def torch_dtype(dtype: object) -> torch.dtype:
     """Return the torch dtype of a `formats.DType` member."""
     found = getattr(torch, dtype.value)  # type: ignore[attr-defined]

@@ -34,3 +34,30 @@ def distance(tensors: Sequence[torch.Tensor | None]) -> int | None:
     if _TABLE is None:
         return None
     return _C.spacing(_TABLE, tensors, torch.Tensor, torch.nn.Parameter)
+
+
+def joined(matrices: Sequence[torch.Tensor], step: int | None) -> torch.Tensor | None:
+    """Return matrices as one (G, rows, cols) view, without a copy.
+
+    Args:
+        matrices: At least one.
+        step: What `distance` says of them.
+
+    Returns:
+        None unless they are row-major and lie evenly in one storage, in ascending order and without
+        overlap.
+    """
+    first, count = matrices[0], len(matrices)
+    if step is None or first.dim() != 2:
+        return None
+    (rows, cols), stride, size = first.shape, first.stride(), first.element_size()
+    extent = rows * stride[0] * size
+    if count == 1:
+        step = extent
+    if stride[1] != 1 or stride[0] < cols or step < extent or step % size:
+        return None
+    # A storage that covers the last one covers them all, so nothing else can lie there.
+    end = first.storage_offset() * size + (count - 1) * step + extent
+    if end > first.untyped_storage().nbytes():
+        return None
+    return first.as_strided((count, rows, cols), (step // size, *stride))

@@ -149,11 +149,14 @@ def _members_of(storages: Sequence[Any], *, row: bool, column: bool) -> Members:
 
 
 def _plain_members(weights: Sequence[Any], dtype: torch.dtype) -> Members:
-    if spacing.distance(weights) is not None and weights[0].dtype == dtype:
-        values = tuple(weights)
-    else:
+    step = spacing.distance(weights)
+    if step is None or weights[0].dtype != dtype:
         values = tuple([_plain(weight, dtype) for weight in weights])
-    return Members((values, ()), (values, ()))
+        return Members((values, ()), (values, ()))
+    # The backward gets the parameters themselves: autograd watches each for changes.
+    values = tuple(weights)
+    whole = spacing.joined(weights, step)
+    return Members((values if whole is None else whole, ()), (values, ()))
 
 
 def _plain(weight: Any, dtype: torch.dtype) -> torch.Tensor:

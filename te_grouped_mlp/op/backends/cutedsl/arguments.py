@@ -154,22 +154,13 @@ def require_shapes(name: str, members: Sequence[torch.Tensor], shape: tuple[int,
 
 def in_one(members: Sequence[torch.Tensor], shape: tuple[int, int]) -> torch.Tensor | None:
     """Return what `evenly_spaced` does, from one look at the members where that is enough."""
-    step, first, count = spacing.distance(members), members[0], len(members)
+    step = spacing.distance(members)
     if step is None or step < 0:
         return evenly_spaced(members, shape)
-    if tuple(first.shape) != shape or not is_addressable(first):
+    view = spacing.joined(members, step)
+    if view is None or tuple(view.shape[1:]) != shape or not is_addressable(view):
         return None
-    size, stride = first.element_size(), first.stride()
-    extent = shape[0] * stride[0] * size
-    if len(members) == 1:
-        step = extent
-    if step < extent or step % _ALIGN:
-        return None
-    # A storage that covers the last member covers them all, so nothing else can lie there.
-    end = first.storage_offset() * size + (count - 1) * step + extent
-    if end > first.untyped_storage().nbytes():
-        return None
-    return first.as_strided((count, *shape), (step // size, *stride))
+    return view
 
 
 def evenly_spaced(members: Sequence[torch.Tensor], shape: tuple[int, int]) -> torch.Tensor | None:
