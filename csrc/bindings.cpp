@@ -3,6 +3,7 @@
 //
 // te_grouped_mlp._C: raw addresses in, nothing allocated for the caller, nothing kept. Every
 // argument is checked here, before any memory is touched, and the GIL is released for the work.
+// One function looks at tensors themselves instead, and keeps the GIL.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

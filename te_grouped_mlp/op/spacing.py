@@ -10,6 +10,7 @@ or replace a parameter or its ``main_grad`` at any time.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -26,14 +27,34 @@ def distance(tensors: Sequence[torch.Tensor | None]) -> int | None:
         tensors: A list or a tuple.
 
     Returns:
-        None unless all have the first one's shape, strides, dtype and device, and also where that
-        cannot be seen in one look (another type than Tensor and Parameter, an older PyTorch): then
-        each must be asked. Else the bytes from each tensor to the next; 0 for a single tensor and
-        where they lie at different distances. Never synchronises, reads no element.
+        None unless all have the first one's shape, strides, dtype and device, and also where one of
+        them is no plain Tensor or Parameter with memory of its own: then each must be asked. Else
+        the bytes from each tensor to the next; 0 for a single tensor and where they lie at
+        different distances. Never synchronises, reads no element.
     """
     if _TABLE is None:
-        return None
+        return _ask_each(tensors)
     return _C.spacing(_TABLE, tensors, torch.Tensor, torch.nn.Parameter)
+
+
+def _ask_each(tensors: Sequence[Any]) -> int | None:
+    if not tensors or not set(map(type, tensors)) <= {torch.Tensor, torch.nn.Parameter}:
+        return None
+    first, count = tensors[0], len(tensors)
+    if first.is_meta or first.layout is not torch.strided:
+        return None
+    # Whole lists instead of a loop over hundreds of tensors.
+    if (
+        [each.layout for each in tensors].count(first.layout) != count
+        or [each.dtype for each in tensors].count(first.dtype) != count
+        or [each.device for each in tensors].count(first.device) != count
+        or list(map(torch.Tensor.size, tensors)).count(first.shape) != count
+        or list(map(torch.Tensor.stride, tensors)).count(first.stride()) != count
+    ):
+        return None
+    addresses = list(map(torch.Tensor.data_ptr, tensors))
+    steps = {later - earlier for earlier, later in zip(addresses, addresses[1:], strict=False)}
+    return steps.pop() if len(steps) == 1 else 0
 
 
 def joined(matrices: Sequence[torch.Tensor], step: int | None) -> torch.Tensor | None:

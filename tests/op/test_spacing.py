@@ -20,6 +20,13 @@ HAS_TABLE = spacing._TABLE is not None
 needs_table = pytest.mark.skipif(not HAS_TABLE, reason="this PyTorch describes no tensors to C")
 
 
+@pytest.fixture(autouse=True, params=[pytest.param("table", marks=needs_table), "each"])
+def way(request, monkeypatch):
+    """Look by PyTorch's table, and as without one."""
+    if request.param == "each":
+        monkeypatch.setattr(spacing, "_TABLE", None)
+
+
 def members(count: int = 4, step: int = 256, dtype: torch.dtype = torch.bfloat16):
     """Matrices at a distance (in elements) in one storage."""
     buffer = torch.zeros(count * step + 256, dtype=dtype)
@@ -39,7 +46,6 @@ def changed(index: int, change: Callable[[torch.Tensor], torch.Tensor]) -> list[
     return found
 
 
-@needs_table
 @pytest.mark.parametrize("wrap", [list, tuple])
 @pytest.mark.parametrize("parameter", [False, True])
 def test_even_tensors(parameter, wrap):
@@ -51,7 +57,6 @@ def test_even_tensors(parameter, wrap):
     assert spacing.distance(wrap(found[:1])) == 0
 
 
-@needs_table
 def test_uneven_tensors_are_still_alike():
     found = members(5)
     del found[2]
@@ -59,7 +64,6 @@ def test_uneven_tensors_are_still_alike():
     assert spacing.distance([found[0], found[0], found[1]]) == 0
 
 
-@needs_table
 @pytest.mark.parametrize("index", [0, 1, 3])
 @pytest.mark.parametrize(
     "change",
@@ -81,16 +85,16 @@ def test_another_one_at_the_same_address_is_seen(change, index):
     assert spacing.distance(changed(index, change)) is None
 
 
-@needs_table
 @pytest.mark.parametrize(
     "odd",
     [
         torch.empty(SHAPE, dtype=torch.bfloat16, device="meta"),
         torch.eye(16).to_sparse(),
+        torch.eye(16, dtype=torch.bfloat16).to_sparse(),
         None,
         7,
     ],
-    ids=["meta", "sparse", "none", "number"],
+    ids=["meta", "sparse", "sparse16", "none", "number"],
 )
 def test_what_cannot_be_described_must_be_asked(odd):
     assert spacing.distance([*members(), odd]) is None
@@ -100,10 +104,11 @@ def test_what_cannot_be_described_must_be_asked(odd):
 @needs_table
 def test_no_error_is_left_behind():
     sparse = torch.eye(16).to_sparse()
-    assert _C.spacing(spacing._TABLE, [sparse], torch.Tensor, torch.nn.Parameter) is None
+    table = torch.Tensor.__dlpack_c_exchange_api__
+    assert _C.spacing(table, [sparse], torch.Tensor, torch.nn.Parameter) is None
     assert _C.spacing(object(), members(), torch.Tensor, torch.nn.Parameter) is None
-    assert _C.spacing(spacing._TABLE, {}, torch.Tensor, torch.nn.Parameter) is None
-    assert _C.spacing(spacing._TABLE, [], torch.Tensor, torch.nn.Parameter) is None
+    assert _C.spacing(table, {}, torch.Tensor, torch.nn.Parameter) is None
+    assert _C.spacing(table, [], torch.Tensor, torch.nn.Parameter) is None
     # A pending error would surface in the next call.
     assert spacing.distance(members()) == 512
 
@@ -143,10 +148,7 @@ def test_a_look_remembers_nothing(kind):
     assert again is None or again.data_ptr() != view.data_ptr()
 
 
-@pytest.mark.parametrize("table", [True, False], ids=["table", "without"])
-def test_one_look_agrees_with_asking_each(table, monkeypatch):
-    if not table:
-        monkeypatch.setattr(spacing, "_TABLE", None)
+def test_one_look_agrees_with_the_longer_way():
     draw = random.Random(0)
     seen = {True: 0, False: 0}
     for _ in range(300):
