@@ -175,3 +175,27 @@ def test_one_look_agrees_with_the_longer_way():
             assert view.stride() == expected.stride()
             assert view.shape == expected.shape
     assert min(seen.values()) > 20
+
+
+@pytest.mark.gpu
+def test_on_a_gpu():
+    """Neither a look nor a view waits for the GPU; both may be captured."""
+    buffer = torch.zeros(4, *SHAPE, dtype=torch.bfloat16, device="cuda")
+    found = [torch.nn.Parameter(each) for each in buffer.unbind(0)]
+    apart = [each.detach().clone() for each in found]
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        assert spacing.distance(found) == 512
+        assert spacing.distance(found[::-1]) == -512
+        assert spacing.distance([*found[:3], torch.zeros(SHAPE, dtype=torch.bfloat16)]) is None
+        assert spacing.distance([*found[:3], found[3].detach().t()]) is None
+        assert spacing.distance(apart) is not None
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        view = spacing.joined(found, spacing.distance(found))
+        view.add_(1)
+    graph.replay()
+    assert torch.equal(buffer, torch.ones_like(buffer))
