@@ -3,6 +3,7 @@
 //
 // te_grouped_mlp._C: raw addresses in, nothing allocated for the caller, nothing kept. Every
 // argument is checked here, before any memory is touched, and the GIL is released for the work.
+// One function looks at tensors themselves instead, and keeps the GIL.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -13,6 +14,7 @@
 #include <string>
 
 #include "common.hpp"
+#include "spacing.hpp"
 
 namespace py = pybind11;
 using namespace te_grouped_mlp;
@@ -279,6 +281,33 @@ constexpr const char* kRowDotsDoc =
     "out[i] = sum over j of src[i, j] * table[group of i, j], float32, for rows before the sum of\n"
     "splits. Products go to lane j % 32 in order; the lanes are then halved pairwise.";
 
+constexpr const char* kSpacingDoc =
+    "Bytes from each tensor to the next, 0 where they differ or for one tensor; None unless all\n"
+    "have one shape, strides, element type and device, or where that cannot be seen. table is\n"
+    "torch.Tensor.__dlpack_c_exchange_api__; tensors a list or tuple of exactly the two types.";
+
+py::object bind_spacing(py::handle table, py::handle tensors, py::handle tensor_type,
+                        py::handle parameter_type) {
+  const auto* api =
+      static_cast<ExchangeTable*>(PyCapsule_GetPointer(table.ptr(), "dlpack_exchange_api"));
+  const bool is_list = PyList_Check(tensors.ptr());
+  if (api == nullptr || !(is_list || PyTuple_Check(tensors.ptr()))) {
+    PyErr_Clear();
+    return py::none();
+  }
+  const auto count = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(tensors.ptr()));
+  PyObject** items = PySequence_Fast_ITEMS(tensors.ptr());
+  for (std::size_t i = 0; i < count; ++i) {
+    // The framework's function takes the type on trust.
+    const auto* type = reinterpret_cast<PyObject*>(Py_TYPE(items[i]));
+    if (type != tensor_type.ptr() && type != parameter_type.ptr()) return py::none();
+  }
+  const Spacing found = spacing(*api, reinterpret_cast<void* const*>(items), count);
+  PyErr_Clear();
+  if (!found.uniform) return py::none();
+  return py::int_(found.distance);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
@@ -305,6 +334,8 @@ PYBIND11_MODULE(_C, module) {
   module.def("row_dots", &bind_row_dots, kRowDotsDoc, py::arg("src"), py::arg("src_dtype"),
              py::arg("rows"), py::arg("cols"), py::arg("row_stride"), py::arg("table_f32"),
              py::arg("splits"), py::arg("num_groups"), py::arg("out_f32"), py::arg("threads"));
+  module.def("spacing", &bind_spacing, kSpacingDoc, py::arg("table"), py::arg("tensors"),
+             py::arg("tensor_type"), py::arg("parameter_type"));
   module.def(
       "simd_level", [] { return std::string(kernels().name); },
       "The SIMD level in use: baseline, avx2 or avx512.");

@@ -51,7 +51,7 @@ EXEMPT_FOLDERS = ("patches/",)
 # Imports go to the same stage or an earlier one. The longest prefix of a module's name decides.
 STAGES: tuple[tuple[str, ...], ...] = (
     ("", "_C", "host", "_bootstrap"),
-    ("op", "op.memory", "op.layout", "op.environment", "op.formats"),
+    ("op", "op.memory", "op.spacing", "op.layout", "op.environment", "op.formats"),
     ("op.scale_layout",),
     ("op.block_scale", "op.block_scale_kernels", "op.block_scale_math"),
     ("standalone",),

@@ -148,7 +148,7 @@ def layer_of(
 ) -> Layer:
     """Wrap the inputs; weight gradients start at zero."""
     plan = plan_of(given.shape, deterministic=deterministic)
-    splits = Splits(given.counts, given.ends, given.offsets, {}, None)
+    splits = Splits(given.counts, given.ends, given.offsets, {}, None, given.offsets.int())
 
     def tokens(values: torch.Tensor) -> GroupedOperand:
         return GroupedOperand(UNQUANTIZED, tuple(values.shape), plan.layout, splits, plain=values)

@@ -129,7 +129,9 @@ def probabilities(
             f"{name} has dtype {prob.dtype}; allowed: float64, float32, bfloat16 or float16"
         )
     same_device(name, prob, device)
-    flat = prob.detach().reshape(-1).contiguous()
+    flat = prob.detach()
+    if flat.dim() != 1 or not flat.is_contiguous():
+        flat = flat.reshape(-1).contiguous()
     # No kernel takes double: a float64 router's values are rounded once, to fp32.
     return flat.float() if flat.dtype == torch.float64 else flat
 

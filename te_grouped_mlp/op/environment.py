@@ -118,17 +118,24 @@ class Environment:
 
 
 _overrides: list[dict[str, Any]] = []
+_latest: tuple[tuple[Any, ...], Environment] | None = None
+"""The facts of the latest `current`, and their record."""
 
 
 def current() -> Environment:
     """Return the record for this moment. Never synchronises with a GPU."""
-    env = Environment(
-        sm=_probe_sm(),
-        versions=_probe_versions(),
-        wrappers=_probe_wrappers(),
-        switches=read_switches(),
-        standalone=_standalone_active(),
+    global _latest
+    facts = (
+        _probe_sm(),
+        _probe_versions(),
+        _probe_wrappers(),
+        read_switches(),
+        _standalone_active(),
     )
+    latest = _latest
+    if latest is None or latest[0] != facts:
+        _latest = latest = (facts, Environment(*facts))
+    env = latest[1]
     for changes in _overrides:
         env = dataclasses.replace(env, **changes)
     return env
@@ -171,15 +178,28 @@ def read_switches() -> Switches:
     Raises:
         ValueError: A variable has a value that is not allowed; the message names both.
     """
-    read = os.environ.get
-    return _switches(
-        read(FUSED_SWITCH),
-        read(BACKEND_SWITCH),
-        read(FULL_ROWS_SWITCH),
-        read(CHECK_SWITCH),
-        read(DETERMINISM_SWITCH),
-        read(REUSE_WEIGHTS_SWITCH),
-    )
+    # CPython keeps the encoded pairs in a dictionary; its mapping takes microseconds for each name.
+    encoded = getattr(os.environ, "_data", None)
+    if encoded is None:
+        return _switches(*map(os.environ.get, _SWITCHES))
+    return _switches_of(*map(encoded.get, _ENCODED_SWITCHES))
+
+
+_SWITCHES = (
+    FUSED_SWITCH,
+    BACKEND_SWITCH,
+    FULL_ROWS_SWITCH,
+    CHECK_SWITCH,
+    DETERMINISM_SWITCH,
+    REUSE_WEIGHTS_SWITCH,
+)
+_ENCODED_SWITCHES = tuple(map(getattr(os.environ, "encodekey", str), _SWITCHES))
+
+
+@functools.lru_cache(maxsize=16)
+def _switches_of(*encoded: Any) -> Switches:
+    decode = os.environ.decodevalue
+    return _switches(*(None if value is None else decode(value) for value in encoded))
 
 
 @functools.lru_cache(maxsize=16)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from te_grouped_mlp.op import memory
+from te_grouped_mlp.op import memory, spacing
 from te_grouped_mlp.op.operands import Axis
 
 
@@ -27,10 +27,12 @@ class ExactWeights:
 
     Attributes:
         row, column: bf16 (G, out, in), rounded along the axis of the name; None if not asked for.
+        descending: The last expert comes first, as the weights lie.
     """
 
     row: torch.Tensor | None
     column: torch.Tensor | None
+    descending: bool = False
 
     def covers(self, *, row: bool, column: bool) -> bool:
         """Whether every copy that is asked for is there."""
@@ -47,7 +49,8 @@ def of_plain(
     """Round plain weights along one or both axes.
 
     Args:
-        weights: One bf16 (out, in) tensor per expert, or one (G, out, in) tensor; read only.
+        weights: One bf16 (out, in) tensor per expert, or one (G, out, in) tensor; read only, and
+            in place where they lie evenly.
         row, column: Which copies to make.
         two_d: One scale per 32 x 32 block.
 
@@ -56,8 +59,8 @@ def of_plain(
     """
     from te_grouped_mlp.op import block_scale
 
-    stacked = weights if isinstance(weights, torch.Tensor) else torch.stack(tuple(weights))
-    made = _empty(tuple(stacked.shape), stacked.device, row=row, column=column)
+    stacked, descending = _in_one(weights)
+    made = _empty(stacked, descending, row=row, column=column)
     if stacked.numel():
         block_scale.quantize(
             stacked.reshape(-1, stacked.shape[2]),
@@ -147,13 +150,22 @@ def keep(owner: torch.Tensor, name: Hashable | None, made: ExactWeights) -> None
         _kept[owner] = (name, made)
 
 
-def _empty(
-    shape: tuple[int, ...], device: torch.device, *, row: bool, column: bool
-) -> ExactWeights:
-    def one(wanted: bool) -> torch.Tensor | None:
-        return memory.empty(shape, torch.bfloat16, device) if wanted else None
+def _in_one(weights: Sequence[torch.Tensor]) -> tuple[torch.Tensor, bool]:
+    """Return weights as one (G, out, in) tensor, and whether the last expert comes first."""
+    if isinstance(weights, torch.Tensor):
+        return weights, False
+    step = spacing.distance(weights) or 0
+    whole = spacing.joined(weights[::-1] if step < 0 else weights, abs(step))
+    if whole is not None:
+        return whole, step < 0
+    return torch.cat(tuple(weights)).view(len(weights), *weights[0].shape), False
 
-    return ExactWeights(one(row), one(column))
+
+def _empty(like: torch.Tensor, descending: bool, *, row: bool, column: bool) -> ExactWeights:
+    def one(wanted: bool) -> torch.Tensor | None:
+        return memory.empty(like.shape, torch.bfloat16, like.device) if wanted else None
+
+    return ExactWeights(one(row), one(column), descending)
 
 
 def _flat(values: torch.Tensor | None) -> torch.Tensor | None:

@@ -12,6 +12,8 @@ from enum import Enum
 class DType(Enum):
     """Element types; the value is the name of the torch dtype."""
 
+    __hash__ = object.__hash__  # as for layout.Output
+
     FLOAT64 = "float64"
     FLOAT32 = "float32"
     FLOAT16 = "float16"

@@ -5,13 +5,16 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from te_grouped_mlp.op import checks, memory
+from te_grouped_mlp.op import checks, memory, spacing
 from te_grouped_mlp.op.problem import LinearSpec
+
+_MAIN_GRAD = operator.attrgetter("main_grad")
 
 
 @dataclass(frozen=True)
@@ -76,9 +79,12 @@ def main_grad_target(
             checks.gradient_shape(f"{label} weight.main_grad", grad, (num_groups, *shape))
         checks.gradient_kind(f"{label} weight.main_grad", grad, parameters[0].device)
         return WgradTarget(grad.view(num_groups, *shape), accumulate)
-    grads = [parameter.__dict__.get("main_grad") for parameter in parameters]
-    shapes = [None if grad is None else grad.shape for grad in grads]
-    if shapes.count(shape) != len(shapes) or hasattr(parameters[0], "__fsdp_param__"):
+    try:
+        grads = list(map(_MAIN_GRAD, parameters))
+    except AttributeError:
+        grads = [parameter.__dict__.get("main_grad") for parameter in parameters]
+    usual = spacing.distance(grads) is not None and grads[0].shape == shape
+    if not usual or hasattr(parameters[0], "__fsdp_param__"):
         # Something is wrong, or lies elsewhere than usual: one after the other.
         for index, parameter in enumerate(parameters):
             name = f"{label} weight{index}"

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -72,7 +73,8 @@ def read_inputs(
     Raises:
         ValueError, TypeError, RuntimeError: As the functions of `checks` say.
     """
-    _check_buffer_owner(kwargs)
+    if kwargs[0] or kwargs[2]:
+        _check_buffer_owner(kwargs)
     input_ = decoded(ops[0], INPUT_CARRIER_ATTRIBUTE, input_)
     decoded(ops[2], GRAD_CARRIER_ATTRIBUTE, None)
     device = leader(ops[0]).device
@@ -85,12 +87,13 @@ def read_inputs(
             raise ValueError(f"input has shape {shape}; allowed: two dimensions (GroupedTensor)")
         x = input_
     else:
-        x = input_.reshape(-1, features)
+        x = input_.detach() if len(shape) == 2 else input_.reshape(-1, features)
     checks.rows("input", x.shape[0], format_of(problem).rows_multiple)
     checks.split_sizes(extra[0][0], extra[2][0], problem.num_groups, device)
-    for spec, op, label in ((problem.fc1, ops[0], "FC1"), (problem.fc2, ops[2], "FC2")):
-        _check_delayed(spec, op, label)
-    _check_tied_linears(problem, ops)
+    if problem.fc1.delay_wgrad or problem.fc2.delay_wgrad:
+        _check_delayed(problem.fc1, ops[0], "FC1")
+        _check_delayed(problem.fc2, ops[2], "FC2")
+        _check_tied_linears(problem, ops)
     unit = unit_scale(ops[1], problem)
     prob = None if unit else checks.probabilities("probabilities", extra[1][0], x.shape[0], device)
     bias_scale = None
@@ -239,18 +242,31 @@ def _rows_are_full(
 def _wanted(
     ops: Sequence[Any], contexts: Sequence[Any], problem: Problem, prob: torch.Tensor
 ) -> frozenset[Output]:
-    wanted = {Output.Y}
     fc1, fc2 = contexts[0].requires_grad, contexts[2].requires_grad
-    if fc1:
-        wanted.add(Output.DX)
-    if fc1 and leader(ops[0]).requires_grad:
-        wanted.update((Output.DW1, Output.DB1) if problem.fc1.has_bias else (Output.DW1,))
-    if fc2 and leader(ops[2]).requires_grad:
-        wanted.update((Output.DW2, Output.DB2) if problem.fc2.has_bias else (Output.DW2,))
-    unused = unit_scale(ops[1], problem)
-    if contexts[1].requires_grad and prob.requires_grad and not unused:
-        wanted.add(Output.DPROB)
-    return frozenset(wanted)
+    return _outputs(
+        fc1,
+        fc1 and leader(ops[0]).requires_grad,
+        problem.fc1.has_bias,
+        fc2 and leader(ops[2]).requires_grad,
+        problem.fc2.has_bias,
+        contexts[1].requires_grad and prob.requires_grad and not unit_scale(ops[1], problem),
+    )
+
+
+@functools.cache
+def _outputs(
+    dx: bool, dw1: bool, bias1: bool, dw2: bool, bias2: bool, dprob: bool
+) -> frozenset[Output]:
+    wanted = {
+        Output.Y: True,
+        Output.DX: dx,
+        Output.DW1: dw1,
+        Output.DB1: dw1 and bias1,
+        Output.DW2: dw2,
+        Output.DB2: dw2 and bias2,
+        Output.DPROB: dprob,
+    }
+    return frozenset(output for output, asked in wanted.items() if asked)
 
 
 def output_buffer(ops: Sequence[Any], plan: Plan, inputs: Inputs) -> torch.Tensor:

@@ -25,6 +25,9 @@ class RowExtent(Enum):
 class Output(Enum):
     """A tensor that a step hands to its caller."""
 
+    # Members are singletons; Enum's own hash is a Python call, made many times in every step.
+    __hash__ = object.__hash__
+
     Y = "y"
     DX = "dx"
     DW1 = "dW1"
@@ -36,6 +39,8 @@ class Output(Enum):
 
 class Kernel(Enum):
     """One launch of the step, in the order in which they run."""
+
+    __hash__ = object.__hash__  # as for Output
 
     QUANTIZE_INPUT = "quantize_input"
     FC1_ACT = "fc1_act"
@@ -157,7 +162,7 @@ class GroupLayout:
         Raises:
             LayoutMismatchError: Naming the operand and both layouts.
         """
-        if other != self:
+        if other is not self and other != self:
             raise LayoutMismatchError(f"{name} was made for {other}, but the plan has {self}")
 
 

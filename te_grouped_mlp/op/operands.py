@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeAlias
 
 import torch
 
@@ -33,6 +35,7 @@ class Splits:
         element_offsets: Feature width to int64 (G + 1,) ``offsets * width``.
         host: The sizes as Python integers where the host can read them without synchronising
             with a GPU (CPU tensors), else None.
+        starts: int32 (G + 1,), `offsets` as the kernels on plain values take them; or None.
     """
 
     sizes: torch.Tensor
@@ -40,6 +43,7 @@ class Splits:
     offsets: torch.Tensor
     element_offsets: dict[int, torch.Tensor]
     host: tuple[int, ...] | None
+    starts: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,10 @@ class GroupedOperand:
         )
 
 
+Parts: TypeAlias = "tuple[torch.Tensor, ...] | torch.Tensor"
+"""One tensor per expert, or one whose first dimension counts the experts."""
+
+
 @dataclass(frozen=True)
 class WeightOperand:
     """The weights of all experts of one linear, for one pass.
@@ -113,17 +121,17 @@ class WeightOperand:
         format: Of the values.
         shape: (out features, in features) of one expert.
         axis: ROW for the forward product (contracted over in features), COLUMN for the backward.
-        data: One (out, in) tensor per expert: element bytes, or the values for UNQUANTIZED and
-            for a plan that reads values.
-        scale: One tensor of block scales per expert; empty with values.
+        data: One (out, in) tensor per expert: element bytes; or the values, for UNQUANTIZED and a
+            plan that reads values. What lies in one tensor may be that tensor, (G, out, in).
+        scale: One tensor of block scales per expert, or one (G, blocks); empty with values.
         swizzled: Whether the scales are in the tile order of `scale_layout`.
     """
 
     format: Format
     shape: tuple[int, int]
     axis: Axis
-    data: tuple[torch.Tensor, ...]
-    scale: tuple[torch.Tensor, ...] = ()
+    data: Parts
+    scale: Parts = ()
     swizzled: bool = False
 
     @property
@@ -140,11 +148,12 @@ class WeightOperand:
         )
 
     @property
-    def plain(self) -> tuple[torch.Tensor, ...]:
-        """The members of an UNQUANTIZED operand."""
+    def plain(self) -> Parts:
+        """The members of an UNQUANTIZED operand, by index."""
         return () if self.format.is_block_scaled else self.data
 
 
+@functools.cache
 def torch_dtype(dtype: object) -> torch.dtype:
     """Return the torch dtype of a `formats.DType` member."""
     found = getattr(torch, dtype.value)  # type: ignore[attr-defined]

@@ -14,6 +14,8 @@ from te_grouped_mlp.op.layout import Output
 class Activation(Enum):
     """The scaled activations; the value is the name of Transformer Engine's op class."""
 
+    __hash__ = object.__hash__  # as for layout.Output
+
     SWIGLU = "ScaledSwiGLU"
     CLAMPED_QGEGLU = "ScaledClampedQGeGLU"
     SITU_GLU = "ScaledSiTUGLU"
@@ -95,6 +97,8 @@ class LinearSpec:
 
 class RecipeKind(Enum):
     """The precision recipe in force."""
+
+    __hash__ = object.__hash__  # as for layout.Output
 
     NONE = "none"
     MXFP8 = "mxfp8"

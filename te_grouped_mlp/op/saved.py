@@ -4,15 +4,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
 
+from te_grouped_mlp.op.formats import Format
+from te_grouped_mlp.op.layout import GroupLayout
 from te_grouped_mlp.op.operands import (
-    ExactCopy,
+    Axis,
     GroupedOperand,
+    Parts,
     QuantizedCopy,
     Splits,
     WeightOperand,
@@ -51,7 +55,34 @@ class SavedState:
     owns_x: bool
 
 
-def flatten(state: SavedState) -> tuple[Any, list[torch.Tensor]]:
+@dataclass(frozen=True)
+class Skeleton:
+    """What remains of a state without its tensors.
+
+    Attributes:
+        plan, owns_x: Of the state.
+        host: Of the splits.
+        widths: The feature widths that the splits have element offsets for.
+        x, activated, w1, w2: The records without tensors, or None where there is none.
+    """
+
+    plan: Plan
+    owns_x: bool
+    host: tuple[int, ...] | None
+    widths: tuple[int, ...]
+    x: _Tokens | None
+    activated: _Tokens | None
+    w1: _Weight | None
+    w2: _Weight | None
+
+
+# Format and shape, then axis and tile order of the column copy of a quantized operand.
+_Tokens = tuple[Format, tuple[int, int], "tuple[Axis, bool] | None"]
+# Format, shape, axis, tile order; how many tensors hold data and scales, None for one of them all.
+_Weight = tuple[Format, tuple[int, int], Axis, bool, "int | None", "int | None"]
+
+
+def flatten(state: SavedState) -> tuple[Skeleton, list[torch.Tensor | None]]:
     """Take the tensors out of a state, so that autograd (and its hooks) can keep them.
 
     Activations are marked for Megatron's paged stash; nothing else is changed.
@@ -61,20 +92,53 @@ def flatten(state: SavedState) -> tuple[Any, list[torch.Tensor]]:
     """
     for tensor, is_scale in _row_prefix_tensors(state):
         setattr(tensor, STASH_MARK, is_scale)
-    tensors: list[torch.Tensor] = []
-    return _take_out(state, tensors, {}), tensors
+    splits = state.splits
+    tensors: list[torch.Tensor | None] = [
+        splits.sizes,
+        splits.ends,
+        splits.offsets,
+        splits.starts,
+    ]
+    tensors += splits.element_offsets.values()
+    tensors += (state.prob, state.pre_activation)
+    skeleton = Skeleton(
+        state.plan,
+        state.owns_x,
+        splits.host,
+        tuple(splits.element_offsets),
+        _take_tokens(state.x, tensors),
+        _take_tokens(state.activated, tensors),
+        _take_weight(state.w1, tensors),
+        _take_weight(state.w2, tensors),
+    )
+    return skeleton, tensors
 
 
-def restore(skeleton: Any, tensors: Sequence[torch.Tensor]) -> SavedState:
+def restore(skeleton: Skeleton, tensors: Sequence[torch.Tensor | None]) -> SavedState:
     """Put the tensors back.
 
     Args:
         skeleton: The first result of `flatten`.
         tensors: The second, or what autograd's hooks made of it.
     """
-    state = _put_back(skeleton, tensors, {})
-    assert isinstance(state, SavedState)
-    return state
+    rest: Iterator[Any] = iter(tensors)
+    sizes, ends, offsets, starts = islice(rest, 4)
+    widths = skeleton.widths
+    elements = dict(zip(widths, islice(rest, len(widths)), strict=True)) if widths else {}
+    splits = Splits(sizes, ends, offsets, elements, skeleton.host, starts)
+    prob, pre_activation = islice(rest, 2)
+    layout = skeleton.plan.layout
+    return SavedState(
+        plan=skeleton.plan,
+        splits=splits,
+        prob=prob,
+        x=_put_tokens(skeleton.x, rest, layout, splits),
+        pre_activation=pre_activation,
+        activated=_put_tokens(skeleton.activated, rest, layout, splits),
+        w1=_put_weight(skeleton.w1, rest),
+        w2=_put_weight(skeleton.w2, rest),
+        owns_x=skeleton.owns_x,
+    )
 
 
 def activations(state: SavedState) -> list[torch.Tensor]:
@@ -84,17 +148,6 @@ def activations(state: SavedState) -> list[torch.Tensor]:
     """
     found = [tensor for tensor, _ in _row_prefix_tensors(state)]
     return [tensor for tensor in found if tensor is not state.prob]
-
-
-_TENSORS = {
-    SavedState: ("splits", "prob", "x", "pre_activation", "activated", "w1", "w2"),
-    Splits: ("sizes", "ends", "offsets", "element_offsets"),
-    GroupedOperand: ("splits", "row", "column", "plain"),
-    QuantizedCopy: ("data", "scale"),
-    ExactCopy: ("values",),
-    WeightOperand: ("data", "scale"),
-}
-"""Records that hold tensors, and their fields where those may lie."""
 
 
 def _row_prefix_tensors(state: SavedState) -> list[tuple[torch.Tensor, bool]]:
@@ -110,48 +163,52 @@ def _row_prefix_tensors(state: SavedState) -> list[tuple[torch.Tensor, bool]]:
     return found
 
 
-def _take_out(value: Any, tensors: list[torch.Tensor], known: dict[int, Any]) -> Any:
-    """Replace a tensor by its place in the flat list, and a run of tensors by a slice of it.
-
-    A record that occurs twice, as the splits do, is taken out once.
-    """
-    if value is None:
+def _take_tokens(
+    operand: GroupedOperand | None, tensors: list[torch.Tensor | None]
+) -> _Tokens | None:
+    if operand is None:
         return None
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return len(tensors) - 1
-    fields = _TENSORS.get(type(value))
-    if fields is not None:
-        if id(value) not in known:
-            parts = {name: _take_out(getattr(value, name), tensors, known) for name in fields}
-            known[id(value)] = _with(value, parts)
-        return known[id(value)]
-    if isinstance(value, dict):
-        return {key: _take_out(item, tensors, known) for key, item in value.items()}
-    # Hundreds of weights: one slice instead of one place each.
-    tensors.extend(value)
-    return slice(len(tensors) - len(value), len(tensors))
+    column = operand.column
+    if column is None:
+        tensors.append(operand.plain)
+        return operand.format, operand.shape, None
+    assert isinstance(column, QuantizedCopy), "a copy that waits for the backward is kept as bytes"
+    tensors += (column.data, column.scale)
+    return operand.format, operand.shape, (column.axis, column.swizzled)
 
 
-def _put_back(value: Any, tensors: Sequence[torch.Tensor], known: dict[int, Any]) -> Any:
-    if value is None:
+def _put_tokens(
+    kept: _Tokens | None, rest: Iterator[Any], layout: GroupLayout, splits: Splits
+) -> GroupedOperand | None:
+    if kept is None:
         return None
-    if isinstance(value, int):
-        return tensors[value]
-    if isinstance(value, slice):
-        return tuple(tensors[value])
-    fields = _TENSORS.get(type(value))
-    if fields is None:
-        return {key: _put_back(item, tensors, known) for key, item in value.items()}
-    if id(value) not in known:
-        parts = {name: _put_back(getattr(value, name), tensors, known) for name in fields}
-        known[id(value)] = _with(value, parts)
-    return known[id(value)]
+    fmt, shape, copy = kept
+    if copy is None:
+        return GroupedOperand(fmt, shape, layout, splits, None, None, next(rest))
+    column = QuantizedCopy(next(rest), next(rest), *copy)
+    return GroupedOperand(fmt, shape, layout, splits, None, column)
 
 
-def _with(record: Any, parts: dict[str, Any]) -> Any:
-    """Return a copy of a frozen record with other parts; `dataclasses.replace` is far slower."""
-    copy = object.__new__(type(record))
-    copy.__dict__.update(record.__dict__)
-    copy.__dict__.update(parts)
-    return copy
+def _take_weight(
+    weight: WeightOperand | None, tensors: list[torch.Tensor | None]
+) -> _Weight | None:
+    if weight is None:
+        return None
+    counts = _take_parts(weight.data, tensors), _take_parts(weight.scale, tensors)
+    return weight.format, weight.shape, weight.axis, weight.swizzled, *counts
+
+
+def _take_parts(parts: Parts, tensors: list[torch.Tensor | None]) -> int | None:
+    if isinstance(parts, torch.Tensor):
+        tensors.append(parts)
+        return None
+    tensors += parts
+    return len(parts)
+
+
+def _put_weight(kept: _Weight | None, rest: Iterator[Any]) -> WeightOperand | None:
+    if kept is None:
+        return None
+    fmt, shape, axis, swizzled, *counts = kept
+    data, scale = [next(rest) if count is None else tuple(islice(rest, count)) for count in counts]
+    return WeightOperand(fmt, shape, axis, data, scale, swizzled)

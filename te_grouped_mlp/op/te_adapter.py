@@ -90,7 +90,7 @@ def parameters(op: Any) -> list[torch.Tensor]:
     names, registered = _weight_names(op.num_groups), op._parameters
     try:
         # Not getattr: a module looks in three places, for hundreds of weights at every call.
-        return [registered[name] for name in names]
+        return list(map(registered.__getitem__, names))
     except KeyError:
         # Parametrizations and FSDP put something else than a parameter there.
         return [getattr(op, name) for name in names]
@@ -108,6 +108,8 @@ def flag(op: Any, name: str) -> bool:
 
 def is_quantized(weight: torch.Tensor) -> bool:
     """Whether a weight parameter is stored quantized."""
+    if type(weight) is torch.nn.Parameter:
+        return False
     if isinstance(weight, GroupedTensor):
         return weight.quantizer is not None
     return isinstance(weight, QuantizedTensorStorage)
@@ -115,24 +117,33 @@ def is_quantized(weight: torch.Tensor) -> bool:
 
 def linear_spec(op: Any) -> LinearSpec:
     """Read a GroupedLinear."""
-    weight = leader(op)
-    return LinearSpec(
-        in_features=op.in_features,
-        out_features=op.out_features,
-        has_bias=bool(op.has_bias),
-        scale_bias=bool(op._scale_bias),
-        single_grouped_weight=bool(op.single_grouped_weight),
-        single_grouped_bias=bool(op.single_grouped_bias),
-        quantized_weight=is_quantized(weight),
-        main_grad=bool(op._accumulate_into_main_grad),
-        delay_wgrad=op.need_backward_dw(),
-        distributed=is_distributed_weight(weight),
+    return LinearSpec(*_linear_facts(op, leader(op)))
+
+
+def _linear_facts(op: Any, weight: torch.Tensor) -> tuple[Any, ...]:
+    """Return the fields of a LinearSpec in their order."""
+    return (
+        op.in_features,
+        op.out_features,
+        bool(op.has_bias),
+        bool(op._scale_bias),
+        bool(op.single_grouped_weight),
+        bool(op.single_grouped_bias),
+        is_quantized(weight),
+        bool(op._accumulate_into_main_grad),
+        op.need_backward_dw(),
+        is_distributed_weight(weight),
     )
 
 
 def activation_kind(op: Any) -> Activation | None:
     """Return which scaled activation an op is, also of a user's subclass; None for another op."""
-    known = (ACTIVATION_TYPES[cls] for cls in type(op).__mro__ if cls in ACTIVATION_TYPES)
+    return _kind_of(type(op))
+
+
+@functools.lru_cache(maxsize=256)
+def _kind_of(op_type: type) -> Activation | None:
+    known = (ACTIVATION_TYPES[cls] for cls in op_type.__mro__ if cls in ACTIVATION_TYPES)
     return next(known, None)
 
 
@@ -142,24 +153,27 @@ def activation_spec(op: Any) -> ActivationSpec:
     Raises:
         TypeError: The op is none.
     """
+    kind, values = _activation_facts(op)
+    return ActivationSpec(kind, **dict(values))
+
+
+def _activation_facts(op: Any) -> tuple[Activation, tuple[tuple[str, Any], ...]]:
     kind = activation_kind(op)
     if kind is None:
         allowed = ", ".join(cls.__name__ for cls in ACTIVATION_TYPES)
         raise TypeError(f"activation is {type(op).__name__}; allowed: {allowed}")
-    values: dict[str, Any] = {}
+    values: list[tuple[str, Any]] = [("recompute", flag(op, "activation_recompute_in_mlp"))]
     if kind is Activation.CLAMPED_QGEGLU:
         clamped = op._clamped
-        values = {"limit": clamped.limit, "alpha": clamped.alpha}
-        values["linear_offset"] = getattr(clamped, "glu_linear_offset", 1.0)
+        values += [("limit", clamped.limit), ("alpha", clamped.alpha)]
+        values.append(("linear_offset", getattr(clamped, "glu_linear_offset", 1.0)))
     elif kind is Activation.SITU_GLU:
-        values = {"beta1": op.beta1, "beta2": op.beta2}
+        values += [("beta1", op.beta1), ("beta2", op.beta2)]
     elif kind is Activation.TANH_SRELU:
-        values = {"clamp_scale": op.tanh_clamp_scale}
+        values.append(("clamp_scale", op.tanh_clamp_scale))
     if kind.is_gated:
-        values["interleave"] = op.glu_interleave_size or None
-    return ActivationSpec(
-        kind=kind, recompute=bool(getattr(op, "activation_recompute_in_mlp", False)), **values
-    )
+        values.append(("interleave", op.glu_interleave_size or None))
+    return kind, tuple(values)
 
 
 def problem_of(fc1: Any, activation: Any, fc2: Any, recipe: Any) -> Problem:
@@ -168,6 +182,9 @@ def problem_of(fc1: Any, activation: Any, fc2: Any, recipe: Any) -> Problem:
     Args:
         fc1, activation, fc2: GroupedLinear, scaled activation, GroupedLinear.
         recipe: A TE recipe, or None outside autocast.
+
+    Returns:
+        One record for all ops with equal facts, so that what is known of it is found by identity.
     """
     weight = leader(fc1)
     kind, detail = _recipe_kind(recipe)
@@ -175,16 +192,32 @@ def problem_of(fc1: Any, activation: Any, fc2: Any, recipe: Any) -> Problem:
     if quantizer is not None and int(quantizer.dtype) != int(TeDType.kFloat8E4M3):
         # TE keeps quantizers when only the recipe's content changes.
         detail = HYBRID
-    return Problem(
-        num_groups=fc1.num_groups,
-        fc1=linear_spec(fc1),
-        fc2=linear_spec(fc2),
-        activation=activation_spec(activation),
-        recipe=kind,
-        recipe_detail=detail,
-        device=weight.device.type,
-        dtype=DType.of(weight.dtype),
+    return _problem_of(
+        fc1.num_groups,
+        _linear_facts(fc1, weight),
+        _linear_facts(fc2, leader(fc2)),
+        _activation_facts(activation),
+        kind,
+        detail,
+        weight.device.type,
+        weight.dtype,
     )
+
+
+@functools.lru_cache(maxsize=256)
+def _problem_of(
+    num_groups: int,
+    fc1: tuple[Any, ...],
+    fc2: tuple[Any, ...],
+    activation: tuple[Activation, tuple[tuple[str, Any], ...]],
+    recipe: RecipeKind,
+    detail: str,
+    device: str,
+    dtype: torch.dtype,
+) -> Problem:
+    spec = ActivationSpec(activation[0], **dict(activation[1]))
+    linears = LinearSpec(*fc1), LinearSpec(*fc2)
+    return Problem(num_groups, *linears, spec, recipe, detail, device, DType.of(dtype))
 
 
 def _recipe_kind(recipe: Any) -> tuple[RecipeKind, str]:
@@ -236,25 +269,24 @@ def read_splits(
     Args:
         split_sizes: int32 or int64 (G,).
         host: The result of `host_splits`.
-        problem: The facts of the ops; their widths need element offsets.
+        problem: The facts of the ops; quantizing tokens takes element offsets of each width, the
+            kernels on plain values take int32 row offsets.
         device: The op's device.
     """
-    unique = list(dict.fromkeys(widths(problem)))
-    sizes, offsets = tex.splits_to_offsets_multi(
+    quantized = format_of(problem).is_block_scaled
+    unique = list(dict.fromkeys(widths(problem))) if quantized else [1]
+    more = len(unique)
+    sizes, (ends, offsets, *rest) = tex.splits_to_offsets_multi(
         split_sizes.contiguous(),
         device,
         strides=[1, 1, *unique],
-        include_leading_zero=[False] + [True] * (1 + len(unique)),
-        dtypes=[torch.int32] + [torch.int64] * (1 + len(unique)),
+        include_leading_zero=[False] + [True] * (1 + more),
+        dtypes=[torch.int32, torch.int64] + [torch.int64 if quantized else torch.int32] * more,
         bulk_allocate=True,
     )
-    return Splits(
-        sizes=sizes,
-        ends=offsets[0],
-        offsets=offsets[1],
-        element_offsets=dict(zip(unique, offsets[2:], strict=True)),
-        host=host,
-    )
+    if quantized:
+        return Splits(sizes, ends, offsets, dict(zip(unique, rest, strict=True)), host)
+    return Splits(sizes, ends, offsets, {}, host, starts=rest[0])
 
 
 def packed_bias(op: Any, dtype: torch.dtype) -> torch.Tensor | None:

@@ -49,17 +49,18 @@ def parameter_grads(
     spec = plan.problem.fc1 if kernel is Kernel.FC1_WGRAD else plan.problem.fc2
     if bias_grad is not None:
         bias_grad = bias_grad.to(torch_dtype(plan.call.dtype))
-    given: Sequence[torch.Tensor | None] = [None] * len(parameters(op))
+    owners = parameters(op)
+    given: Sequence[torch.Tensor | None] = [None] * len(owners)
     if plan.call.wants(_WANTED[kernel]):
         assert x is not None
         assert dy is not None
-        given = _weight_grads(op, spec, plan, run, kernel, x, dy, owns_x=owns_x)
+        given = _weight_grads(op, owners, plan, run, kernel, x, dy, owns_x=owns_x)
     return gradients.in_registration_order(spec, given, bias_grad, plan.problem.num_groups)
 
 
 def _weight_grads(
     op: Any,
-    spec: LinearSpec,
+    owners: Sequence[torch.Tensor],
     plan: Plan,
     run: CheckedBackend,
     kernel: Kernel,
@@ -68,7 +69,8 @@ def _weight_grads(
     *,
     owns_x: bool,
 ) -> Sequence[torch.Tensor | None]:
-    owners, groups = parameters(op), plan.problem.num_groups
+    problem, groups = plan.problem, plan.problem.num_groups
+    spec = problem.fc1 if kernel is Kernel.FC1_WGRAD else problem.fc2
     if spec.main_grad and not spec.distributed:
         label = "FC1" if kernel is Kernel.FC1_WGRAD else "FC2"
         target = gradients.main_grad_target(spec, owners, groups, label)

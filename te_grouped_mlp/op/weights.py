@@ -17,10 +17,10 @@ from transformer_engine.pytorch.distributed_weight import (
 )
 from transformer_engine.pytorch.quantized_tensor import QuantizedTensorStorage
 
-from te_grouped_mlp.op import exact_weights
+from te_grouped_mlp.op import exact_weights, spacing
 from te_grouped_mlp.op.exact_weights import ExactWeights
 from te_grouped_mlp.op.formats import SCALE_TILE_OUTER, Format
-from te_grouped_mlp.op.operands import Axis, WeightOperand, torch_dtype
+from te_grouped_mlp.op.operands import Axis, Parts, WeightOperand, torch_dtype
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import LinearSpec
 from te_grouped_mlp.op.te_adapter import parameters
@@ -39,12 +39,9 @@ class Members:
         swizzled: Whether the scales are in tile order.
     """
 
-    row: tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]] | None
-    column: tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]] | None
+    row: tuple[Parts, Parts] | None
+    column: tuple[Parts, Parts] | None
     swizzled: bool = False
-
-
-_AS_THEY_ARE = {torch.Tensor, torch.nn.Parameter}
 
 
 def forward_members(op: Any, spec: LinearSpec, plan: Plan, *, column: bool) -> Members:
@@ -128,8 +125,10 @@ def _exact_members(
     else:
         made = _rounded(op, weights, spec, plan, row=row, column=column)
 
-    def members(values: torch.Tensor | None) -> Any:
-        return None if values is None else (values.unbind(0), ())
+    def members(values: torch.Tensor | None) -> tuple[Parts, Parts] | None:
+        if values is None:
+            return None
+        return (values.unbind(0)[::-1] if made.descending else values), ()
 
     return Members(members(made.row), members(made.column))
 
@@ -202,13 +201,14 @@ def _members_of(storages: Sequence[Any], *, row: bool, column: bool) -> Members:
 
 
 def _plain_members(weights: Sequence[Any], dtype: torch.dtype) -> Members:
-    if {type(weight) for weight in weights} <= _AS_THEY_ARE and all(
-        weight.dtype == dtype for weight in weights
-    ):
-        values = tuple(weights)
-    else:
+    step = spacing.distance(weights)
+    if step is None or weights[0].dtype != dtype:
         values = tuple([_plain(weight, dtype) for weight in weights])
-    return Members((values, ()), (values, ()))
+        return Members((values, ()), (values, ()))
+    # The backward gets the parameters themselves: autograd watches each for changes.
+    values = tuple(weights)
+    whole = spacing.joined(weights, step)
+    return Members((values if whole is None else whole, ()), (values, ()))
 
 
 def _plain(weight: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -235,7 +235,9 @@ def _grouped_members(
         )
     values = weight.rowwise_data.view(groups, spec.out_features, spec.in_features)
     if not fmt.is_block_scaled:
-        return _plain_members(values.unbind(0), dtype)
+        if values.dtype != dtype:
+            values = values.detach().to(dtype)
+        return Members((values, ()), (values, ()))
     if spec.out_features % SCALE_TILE_OUTER:
         # The grouped kernel needs whole scale tiles for each member.
         return _discrete_members(op, values.unbind(0), fmt, dtype, row=True, column=column)
@@ -247,7 +249,7 @@ def _grouped_members(
     )
 
     def members_of(data: torch.Tensor, scale: torch.Tensor) -> Any:
-        return data.view(values.shape).unbind(0), scale.view(groups, -1).unbind(0)
+        return data.view(values.shape), scale.view(groups, -1)
 
     return Members(
         members_of(grouped.rowwise_data, grouped.scale_inv),

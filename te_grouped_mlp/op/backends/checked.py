@@ -68,16 +68,14 @@ class CheckedBackend:
         self._backend.wgrad(self._plan, kernel, x, dy, target)
 
     def _rows(self, name: str, operand: GroupedOperand, axis: Axis, features: int) -> None:
-        layout = self._plan.layout
+        layout, fmt = self._plan.layout, self._plan.call.format
         layout.require(operand.layout, name)
         if operand.shape != (layout.buffer_rows, features):
             raise LayoutMismatchError(
                 f"{name} has shape {operand.shape}; allowed: {(layout.buffer_rows, features)}"
             )
-        if operand.format != self._plan.call.format:
-            raise LayoutMismatchError(
-                f"{name} is {operand.format.name}; allowed: {self._plan.call.format.name}"
-            )
+        if operand.format is not fmt and operand.format != fmt:
+            raise LayoutMismatchError(f"{name} is {operand.format.name}; allowed: {fmt.name}")
         present = operand.row if axis is Axis.ROW else operand.column
         if not operand.format.is_block_scaled:
             present = operand.plain  # type: ignore[assignment]

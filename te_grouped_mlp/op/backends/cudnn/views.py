@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from te_grouped_mlp.op import spacing
 from te_grouped_mlp.op.backends.cudnn import checks, te_calls
 from te_grouped_mlp.op.formats import MXFP8
-from te_grouped_mlp.op.operands import Axis, QuantizedCopy, WeightOperand
+from te_grouped_mlp.op.operands import Axis, Parts, QuantizedCopy, WeightOperand
 from te_grouped_mlp.op.scale_layout import from_kernel_view, round_up, to_kernel_view
 
 E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
@@ -122,18 +123,27 @@ def stacked_scales(w: WeightOperand) -> torch.Tensor | None:
     return None if found is None else found.view(-1)
 
 
-def _stacked(members: tuple[torch.Tensor, ...], shape: tuple[int, ...]) -> torch.Tensor | None:
-    first = members[0]
+def _stacked(members: Parts, shape: tuple[int, ...]) -> torch.Tensor | None:
+    if isinstance(members, torch.Tensor):
+        return members.view(torch.uint8).view(shape) if members.is_contiguous() else None
+    first, count = members[0], len(members)
     size = first.numel() * first.element_size()
-    storage = first.untyped_storage().data_ptr()
-    for index, member in enumerate(members):
-        if (
-            member.data_ptr() != first.data_ptr() + index * size
-            or member.untyped_storage().data_ptr() != storage
-            or not member.is_contiguous()
-        ):
+    storage = first.untyped_storage()
+    distance = spacing.distance(members)
+    if distance is not None:
+        start = first.storage_offset() * first.element_size()
+        # A storage that covers the last member covers them all, so nothing else can lie there.
+        follow = count == 1 or (distance == size and start + count * size <= storage.nbytes())
+        if not follow or not first.is_contiguous():
             return None
-    flat = first.view(torch.uint8).as_strided((len(members) * size,), (1,))
+    elif not all(
+        member.data_ptr() == first.data_ptr() + index * size
+        and member.untyped_storage().data_ptr() == storage.data_ptr()
+        and member.is_contiguous()
+        for index, member in enumerate(members)
+    ):
+        return None
+    flat = first.view(torch.uint8).as_strided((count * size,), (1,))
     return flat.view(shape)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from te_grouped_mlp.op import memory
+from te_grouped_mlp.op import memory, spacing
 from te_grouped_mlp.op.gradients import WgradTarget
 from te_grouped_mlp.op.operands import (
     Axis,
@@ -21,8 +21,6 @@ from te_grouped_mlp.op.operands import (
 
 _ALIGN = 16
 """Bytes to which TMA wants addresses and row strides aligned."""
-
-_KEPT = "_te_grouped_mlp_int32"
 
 
 class Matrices(NamedTuple):
@@ -38,20 +36,8 @@ class Matrices(NamedTuple):
 
 
 def int32_offsets(splits: Splits) -> torch.Tensor:
-    """Return the row offsets with a leading zero, int32 (G + 1,); never synchronises.
-
-    Kept as long as the splits' own tensor lives unchanged, since every launch of a step asks for
-    it. Under capture it is made anew each time: a replay must see the splits of that moment.
-    """
-    source = splits.offsets
-    # Tensors of inference mode count no versions.
-    if source.is_inference() or (source.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return source.to(torch.int32)
-    version, found = getattr(source, _KEPT, (None, None))
-    if found is None or version != source._version:
-        found = source.to(torch.int32)
-        setattr(source, _KEPT, (source._version, found))
-    return found
+    """Return the row offsets with a leading zero, int32 (G + 1,); never synchronises."""
+    return splits.offsets.to(torch.int32) if splits.starts is None else splits.starts
 
 
 def rows_of(operand: GroupedOperand, axis: Axis, name: str) -> torch.Tensor:
@@ -107,11 +93,15 @@ def addressable(tensor: torch.Tensor) -> torch.Tensor:
 
 def is_addressable(tensor: torch.Tensor) -> bool:
     """Whether the last dimension is dense and address and other strides are aligned."""
-    size = tensor.element_size()
-    strides = tensor.stride()
-    if strides[-1] != 1 or tensor.data_ptr() % _ALIGN:
+    *outer, last = tensor.stride()
+    if last != 1 or tensor.data_ptr() % _ALIGN:
         return False
-    return all(stride > 0 and stride * size % _ALIGN == 0 for stride in strides[:-1])
+    size = tensor.element_size()
+    # A plain loop: a generator would take longer than what it goes through.
+    for stride in outer:  # noqa: SIM110
+        if stride <= 0 or stride * size % _ALIGN:
+            return False
+    return True
 
 
 def per_row(value: torch.Tensor | None) -> torch.Tensor | None:
@@ -129,6 +119,11 @@ def experts_of(w: WeightOperand, groups: int) -> Matrices:
     """
     if w.num_groups != groups:
         raise ValueError(f"w has {w.num_groups} experts; the plan has {groups} groups")
+    if isinstance(w.data, torch.Tensor):
+        require_bf16("w", w.data)
+        if tuple(w.data.shape) != (groups, *w.shape):
+            raise ValueError(f"w has shape {tuple(w.data.shape)}; allowed: {(groups, *w.shape)}")
+        return Matrices(addressable(w.data))
     require_bf16("w", w.data[0])
     view = evenly_spaced(w.data, w.shape)
     if view is not None:
@@ -210,36 +205,14 @@ def evenly_spaced(members: Sequence[torch.Tensor], shape: tuple[int, int]) -> Ma
     Megatron fills those of parameters and gradients) the view begins at the last member, since
     PyTorch knows no negative strides. One member is ascending.
     """
-    first, count = members[0], len(members)
-    if tuple(first.shape) != shape or not is_addressable(first):
+    step = spacing.distance(members)
+    if step is None or tuple(members[0].shape) != shape:
         return None
-    # Whole lists instead of a loop: this runs for hundreds of members in every step.
-    if first.is_contiguous():
-        same_strides = all(map(torch.Tensor.is_contiguous, members))
-    else:
-        same_strides = [each.stride() for each in members].count(first.stride()) == count
-    if (
-        not same_strides
-        or list(map(torch.Tensor.size, members)).count(first.shape) != count
-        or [each.dtype for each in members].count(first.dtype) != count
-    ):
+    descending = step < 0
+    view = spacing.joined(members[::-1] if descending else members, abs(step))
+    if view is None or not is_addressable(view):
         return None
-    addresses = list(map(torch.Tensor.data_ptr, members))
-    size = first.element_size()
-    extent = shape[0] * first.stride(0) * size
-    step = addresses[1] - addresses[0] if count > 1 else extent
-    distance = abs(step)
-    if distance < extent or distance % _ALIGN:
-        return None
-    if addresses != list(range(addresses[0], addresses[0] + step * count, step)):
-        return None
-    # A storage that covers the highest member covers them all, so nothing else can lie there.
-    lowest = first if step > 0 else members[-1]
-    end = lowest.storage_offset() * size + distance * (count - 1) + extent
-    if end > lowest.untyped_storage().nbytes():
-        return None
-    view = lowest.as_strided((count, *shape), (distance // size, *first.stride()))
-    return Matrices(view, step < 0)
+    return Matrices(view, descending)
 
 
 def in_pairs(bias: torch.Tensor, width: int | None) -> torch.Tensor:

@@ -16,6 +16,8 @@ PERIOD = 64
 class Op(Enum):
     """The kernels of this backend."""
 
+    __hash__ = object.__hash__  # as for layout.Output
+
     FC1_ACT = "fc1_act"
     FC2_FORWARD = "fc2_forward"
     FC1_DGRAD = "fc1_dgrad"

@@ -82,7 +82,8 @@ def state_of(case: Case, *, discrete: bool = False, tail: float = float("nan")) 
     """Copy a case's inputs to the GPU; rows past the live ones hold `tail`."""
     given, plan = cases.inputs(case), plan_of(case)
     host = cases.splits_of(case.splits)
-    splits = Splits(host.sizes.cuda(), host.ends.cuda(), host.offsets.cuda(), {}, None)
+    offsets = host.offsets.cuda()
+    splits = Splits(host.sizes.cuda(), host.ends.cuda(), offsets, {}, None, offsets.int())
 
     def rows(parts: list[torch.Tensor]) -> torch.Tensor:
         live = torch.cat(parts)

@@ -78,13 +78,13 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
         """
         fusion.require_fitting(fc1, activation, fc2)
         super().__init__((fc1, activation, fc2))
-        fusion.require_supported(self._problem())
+        fusion.require_supported(self._problem(tuple(self.basic_ops)))
 
-    def _problem(self) -> Problem:
+    def _problem(self, ops: tuple[Any, ...]) -> Problem:
         """Read the ops anew: TE fuses once, but options and the recipe's content may change."""
         manager = FP8GlobalStateManager
         recipe = manager.get_fp8_recipe() if manager.is_fp8_enabled() else None
-        return te_adapter.problem_of(*self.basic_ops, recipe)
+        return te_adapter.problem_of(*ops, recipe)
 
     # A compiler would trace the host code launch by launch, and anew for each saved state.
     @torch.compiler.disable
@@ -106,7 +106,8 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
         Raises:
             ValueError, TypeError, RuntimeError: Before any kernel; the message names the argument.
         """
-        ops, env, problem = tuple(self.basic_ops), environment.current(), self._problem()
+        ops, env = tuple(self.basic_ops), environment.current()
+        problem = self._problem(ops)
         inputs = read_inputs(ops, problem, input_, basic_op_extra_inputs, basic_op_kwargs)
         prob = basic_op_extra_inputs[1][0]
         host = te_adapter.host_splits(inputs.split_sizes, env.switches)
@@ -125,7 +126,9 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
             ctx.save_for_backward(*tensors)
             ctx.input_shape, ctx.grad_input = inputs.shape, inputs.grad_input
             ctx.prob_shape, ctx.prob_dtype = prob.shape, prob.dtype
-        return out.view(*inputs.shape[:-1], problem.fc2.out_features), [(), (), ()]
+        if len(inputs.shape) != 2 or inputs.output is not None:
+            out = out.view(*inputs.shape[:-1], problem.fc2.out_features)
+        return out, [(), (), ()]
 
     @torch.compiler.disable
     def fuser_backward(
@@ -148,9 +151,10 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
         features, device = plan.problem.fc2.out_features, state.splits.sizes.device
         checks.tokens("grad_output", grad_output, features, device)
         dx, grads1, grads2, dprob = _backward(ops, state, grad_output, ctx.grad_input)
-        if dx is not None:
+        # The caller's buffer goes back as a view, which autograd keeps without a copy.
+        if dx is not None and (ctx.grad_input is not None or dx.shape != ctx.input_shape):
             dx = dx.view(ctx.input_shape)
-        if dprob is not None:
+        if dprob is not None and (dprob.dtype, dprob.shape) != (ctx.prob_dtype, ctx.prob_shape):
             dprob = dprob.to(ctx.prob_dtype).view(ctx.prob_shape)
         extra2 = (None, None) if plan.problem.fc2.scale_bias else (None,)
         return dx, [grads1, (), grads2], [(None,), (dprob,), extra2]

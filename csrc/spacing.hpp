@@ -1,0 +1,36 @@
+// Copyright (c) 2026, the te-grouped-mlp authors.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace te_grouped_mlp {
+
+struct Description;
+
+// The head of DLPack 1's table of functions by which a framework exchanges tensors with C.
+struct ExchangeTable {
+  std::uint32_t major;
+  std::uint32_t minor;
+  ExchangeTable* older;
+  int (*allocate)();
+  int (*own)();
+  int (*give_back)();
+  // Returns 0, or sets a Python error. What `out` points to belongs to the tensor.
+  int (*describe)(void* tensor, Description* out);
+};
+
+struct Spacing {
+  // Whether all tensors have one shape, strides, element type and device. False also where that
+  // cannot be seen: an unknown table, or a tensor that the framework does not describe.
+  bool uniform;
+  // Bytes from each tensor to the next; 0 where that differs, or for a single tensor.
+  std::int64_t distance;
+};
+
+// `tensors` are objects of the framework that `table` belongs to, which must not change meanwhile:
+// the caller holds the GIL. Reads no element. A Python error may be set afterwards.
+Spacing spacing(const ExchangeTable& table, void* const* tensors, std::size_t count);
+
+}  // namespace te_grouped_mlp

@@ -1,0 +1,84 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors of all experts looked at together.
+
+A step asks hundreds of tensors the same questions, and each question to one of them takes the host
+a tenth of a microsecond. They are asked anew in every pass, and never remembered: a user may move
+or replace a parameter or its ``main_grad`` at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from te_grouped_mlp import _C
+
+_TABLE = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+"""PyTorch's functions that describe a tensor to C; None before PyTorch 2.10."""
+
+
+def distance(tensors: Sequence[torch.Tensor | None]) -> int | None:
+    """Look at tensors that may be alike, as the weights of all experts are.
+
+    Args:
+        tensors: A list or a tuple.
+
+    Returns:
+        None unless all have the first one's shape, strides, dtype and device, and also where one of
+        them is no plain Tensor or Parameter with memory of its own: then each must be asked. Else
+        the bytes from each tensor to the next; 0 for a single tensor and where they lie at
+        different distances. Never synchronises, reads no element.
+    """
+    if _TABLE is None:
+        return _ask_each(tensors)
+    return _C.spacing(_TABLE, tensors, torch.Tensor, torch.nn.Parameter)
+
+
+def _ask_each(tensors: Sequence[Any]) -> int | None:
+    if not tensors or not set(map(type, tensors)) <= {torch.Tensor, torch.nn.Parameter}:
+        return None
+    first, count = tensors[0], len(tensors)
+    if first.is_meta or first.layout is not torch.strided:
+        return None
+    # Whole lists instead of a loop over hundreds of tensors.
+    if (
+        [each.layout for each in tensors].count(first.layout) != count
+        or [each.dtype for each in tensors].count(first.dtype) != count
+        or [each.device for each in tensors].count(first.device) != count
+        or list(map(torch.Tensor.size, tensors)).count(first.shape) != count
+        or list(map(torch.Tensor.stride, tensors)).count(first.stride()) != count
+    ):
+        return None
+    addresses = list(map(torch.Tensor.data_ptr, tensors))
+    steps = {later - earlier for earlier, later in zip(addresses, addresses[1:], strict=False)}
+    return steps.pop() if len(steps) == 1 else 0
+
+
+def joined(matrices: Sequence[torch.Tensor], step: int | None) -> torch.Tensor | None:
+    """Return matrices as one (G, rows, cols) view, without a copy.
+
+    Args:
+        matrices: At least one.
+        step: What `distance` says of them.
+
+    Returns:
+        None unless they are row-major and lie evenly in one storage, in ascending order and without
+        overlap.
+    """
+    first, count = matrices[0], len(matrices)
+    if step is None or first.dim() != 2:
+        return None
+    (rows, cols), stride, size = first.shape, first.stride(), first.element_size()
+    extent = rows * stride[0] * size
+    if count == 1:
+        step = extent
+    if stride[1] != 1 or stride[0] < cols or step < extent or step % size:
+        return None
+    # A storage that covers the last one covers them all, so nothing else can lie there.
+    end = first.storage_offset() * size + (count - 1) * step + extent
+    if end > first.untyped_storage().nbytes():
+        return None
+    return first.as_strided((count, rows, cols), (step // size, *stride))
