@@ -173,6 +173,22 @@ def test_without_gradients_in_between() -> None:
         step.assert_same(results(model), expected)
 
 
+def test_autocast_in_between() -> None:
+    """The compute dtype is the region's; the weights stay in theirs."""
+    case = CASE.but(dtype=torch.float32)
+    model = step.make_model(case)
+    alone = results(model, case)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = step.run_model(model, case, step.make_inputs(case), backward=False)
+    assert y.dtype is torch.bfloat16
+    rounded = step.make_model(CASE)
+    with torch.no_grad():
+        for weight, value in zip(weights(rounded), weights(model), strict=True):
+            weight.copy_(value)
+    assert torch.equal(y, results(rounded)["y"])
+    step.assert_same(results(model, case), alone)
+
+
 def test_a_copy_is_a_model_of_its_own() -> None:
     model = step.make_model(CASE)
     before = results(model)
