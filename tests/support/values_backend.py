@@ -75,7 +75,7 @@ def _read(original: Any) -> Any:
 
 def _read_weight(original: Any) -> Any:
     def read_weight(w: WeightOperand, axis: Axis, group: int, name: str) -> torch.Tensor:
-        if w.format.is_block_scaled and not w.scale:
+        if w.format.is_block_scaled and not len(w.scale):
             assert w.axis is axis
             return w.data[group].double()
         return original(w, axis, group, name)

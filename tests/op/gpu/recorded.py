@@ -163,7 +163,7 @@ def _out_of_pairs(copy: Copy) -> Copy:
 
 
 def _of_weight(w: WeightOperand, index: int) -> Copy:
-    if not w.scale:
+    if not len(w.scale):
         return Copy(w.data[index].double().cpu())
     codes = w.data[index].view(torch.uint8).cpu().clone()
     flat = w.scale[index].reshape(-1).view(torch.uint8).cpu()
