@@ -23,6 +23,7 @@ from te_grouped_mlp.op import block_scale
 from te_grouped_mlp.op import block_scale_kernels as kernels
 from tests.op import block_scale_cases as cases
 from tests.op.block_scale_cases import SMALL, Case
+from tests.support.gpu import no_waiting
 
 on_gpu = [
     pytest.mark.gpu,
@@ -103,13 +104,8 @@ class TestOnGpu:
             )
 
         step()
-        torch.cuda.synchronize()
-        before = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_waiting():
             step()
-        finally:
-            torch.cuda.set_sync_debug_mode(before)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             step()

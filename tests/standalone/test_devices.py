@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import torch
 from te_grouped_mlp.standalone import on_gpu
 from tests.standalone import device_cases as cases
 from tests.standalone.test_quantize import make_quantizer
+from tests.support.gpu import no_waiting
 
 REQUIRED = os.environ.get("TE_GROUPED_MLP_REQUIRE_KERNELS") == "1"
 
@@ -81,18 +81,6 @@ def test_table_kernels_compile(arch, tmp_path, monkeypatch):
         assert "st.global.b64" in text
 
 
-@contextlib.contextmanager
-def no_waiting():
-    """Make a wait for the GPU an error."""
-    torch.cuda.synchronize()
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
-
-
 def everything(tex, x, splits, noop):
     """Each function once, and buffers that show what it did."""
     both, compact = make_quantizer(tex, swizzled=True), make_quantizer(tex)
@@ -138,7 +126,6 @@ class TestOnGpu:
         cases.same(first, {name: one.cpu() for name, one in second.items()})
         cases.near(first, cases.sums(tex, "cpu"))
 
-    @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
     def test_nothing_waits(self, tex):
         x = torch.randn(512, 256, device="cuda", dtype=torch.bfloat16)
         splits = torch.tensor([128, 0, 384], device="cuda")

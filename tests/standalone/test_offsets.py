@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.standalone import naive
+from tests.support.gpu import no_waiting
 
 COUNTS = st.lists(st.integers(0, 2000), min_size=1, max_size=9)
 
@@ -133,7 +134,6 @@ def test_bad_arguments_are_named(tex):
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 @pytest.mark.parametrize("bulk", [False, True])
 def test_offsets_on_a_gpu_equal_the_cpus_without_a_wait(bulk):
     # The functions themselves: Transformer Engine need not run over them here.
@@ -147,13 +147,10 @@ def test_offsets_on_a_gpu_equal_the_cpus_without_a_wait(bulk):
         "bulk_allocate": bulk,
     }
     given, tensors = counts.cuda(), [torch.empty(3), torch.empty(5)]
-    try:
-        torch.cuda.set_sync_debug_mode("error")
+    with no_waiting():
         sizes, found = offsets.splits_to_offsets_multi(given, given.device, **options)
         single = offsets.splits_to_offsets(sizes, 640)
         table = offsets.copy_data_ptrs_to_device(tensors, given.device)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     wanted_sizes, wanted = offsets.splits_to_offsets_multi(counts, counts.device, **options)
     assert sizes.tolist() == wanted_sizes.tolist()
     for got, want in zip(found, wanted, strict=True):

@@ -21,6 +21,7 @@ from tests.op import fixtures
 from tests.op.gpu import recorded
 from tests.op.gpu.recorded import Recorded
 from tests.support import step
+from tests.support.gpu import no_waiting
 from tests.support.prequantized import SENTINEL, buffers, run_prequantized
 from tests.support.step import StepCase
 
@@ -295,18 +296,13 @@ def test_a_deterministic_step_has_the_same_bits(
 
 
 @ON_GPU
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 @pytest.mark.parametrize("weight", ["discrete", "grouped", "quantized"])
 def test_a_step_waits_for_nothing(weight: str, device: str) -> None:
     case = SEVERAL.but(weight=weight, device=device, grad="fused", **SCALED)
     model, inputs = step.make_model(case), step.make_inputs(case)
     step.run_model(model, case, inputs)
-    torch.cuda.synchronize()
-    try:
-        torch.cuda.set_sync_debug_mode("error")
+    with no_waiting():
         step.run_model(model, case, inputs)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 # Weights that change ----------------------------------------------------------------------------

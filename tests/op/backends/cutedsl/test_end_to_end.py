@@ -18,6 +18,7 @@ from te_grouped_mlp.op.backends.cutedsl import arguments, launch
 from te_grouped_mlp.op.backends.cutedsl import compile as kernels
 from tests.op.backends.cutedsl.test_gpu import checksums
 from tests.support import step
+from tests.support.gpu import no_waiting
 from tests.support.step import StepCase
 
 # Read when Transformer Engine is first imported; where its extension is there it has no effect.
@@ -147,18 +148,13 @@ def test_probabilities_keep_their_type(prob):
     step.assert_close(case, moved, step.reference(case.but(device="cpu")), bound)
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 @pytest.mark.parametrize("bias", ["nobias", "scaled"])
 def test_a_step_waits_for_nothing(bias):
     case = ODD.but(**BIASES[bias])
     model, inputs = model_of(case), step.make_inputs(case)
     run(case, model, inputs)
-    torch.cuda.synchronize()
-    try:
-        torch.cuda.set_sync_debug_mode("error")
+    with no_waiting():
         step.run_model(model, case, inputs)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("bias", ["nobias", "scaled"])

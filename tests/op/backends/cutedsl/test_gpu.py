@@ -17,6 +17,7 @@ from te_grouped_mlp.op.formats import UNQUANTIZED, DType
 from te_grouped_mlp.op.problem import Activation, ActivationSpec
 from tests.op.backends.reference import cases
 from tests.op.backends.reference.cases import ACTIVATIONS, Case
+from tests.support.gpu import no_waiting
 
 gpu_step = pytest.importorskip("tests.op.backends.cutedsl.gpu_step")
 
@@ -210,17 +211,12 @@ def test_replay_beside_a_loaded_stream(repeats):
     assert distinct == dict.fromkeys(OUTPUTS, 1)
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 def test_a_step_does_not_synchronise():
     case = case_of(SPECS["swiglu"], accumulate=True, **BIASES["scaled2"])
     state = gpu_step.state_of(case)
     gpu_step.run(case, state)
-    torch.cuda.synchronize()
-    try:
-        torch.cuda.set_sync_debug_mode("error")
+    with no_waiting():
         gpu_step.run(case, state)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_capture_and_replay_with_new_splits():
