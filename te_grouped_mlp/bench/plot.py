@@ -19,6 +19,8 @@ _WIDTH, _HEIGHT = 3.2, 3.4
 """Inches of one panel."""
 _COLUMNS = 3
 _OURS_COLOUR, _PEER_COLOUR, _FORMAT_COLOUR = "#1b6ca8", "#9aa5b1", "#5b8c5a"
+_HEADINGS = {"steps": "beside the peers", "mxfp8": "MXFP8 and bf16, through te.ops"}
+"""What a section's panels show, by the section's kind."""
 _LINE_COLOUR, _STYLES = "#c0392b", ("--", ":", "-.")
 
 
@@ -46,7 +48,7 @@ class Panel:
 def panels(report: Report) -> list[Panel]:
     """Return a panel for every shape and kind of section that has times."""
     found = []
-    for kind in ("steps", "mxfp8"):
+    for kind in _HEADINGS:
         for label, rows in sections(report, kind):
             times = {name: row["median"] for name, row in rows.items() if "median" in row}
             if times:
@@ -110,14 +112,17 @@ def _draw_panel(axis: Any, panel: Panel) -> None:
     bars = axis.bar(range(len(names)), times, color=[_colour(name) for name in names])
     for name, bar in zip(names, bars, strict=True):
         bar.set_gid(f"bar {panel.kind} {panel.label} {name}")
-    axis.bar_label(bars, fmt="%.2f", fontsize=7)
+    # A floor's line may pass just above a bar; the number stays readable before it.
+    before = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+    axis.bar_label(bars, fmt="%.2f", fontsize=7, padding=1.5, bbox=before)
     axis.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor")
     for style, (name, value) in zip(cycle(_STYLES), panel.floors.items(), strict=False):
         line = axis.axhline(value, color=_LINE_COLOUR, linestyle=style, linewidth=1, label=name)
         line.set_gid(f"line {panel.kind} {panel.label} {name}")
     if panel.floors:
         axis.legend(fontsize=6, loc="upper left", frameon=False)
-    axis.set_title(f"E, H, I, T = {panel.label.replace(',', ', ')}", fontsize=8)
+    heading = f"{_HEADINGS[panel.kind]}\nE, H, I, T = {panel.label.replace(',', ', ')}"
+    axis.set_title(heading, fontsize=8)
     axis.set_ylabel("milliseconds")
     # Room for the legend above the bars.
     room = 1.15 + 0.1 * len(panel.floors)

@@ -23,7 +23,8 @@ def sections(report: Report, kind: str) -> Iterator[tuple[str, Any]]:
 
 def of(report: Report) -> Iterator[Any]:
     """Yield the tables that a report has rows for."""
-    yield from (made for made in (_steps(report), _mxfp8(report), _kernels(report)) if made.rows)
+    made = (table(report) for table in (_steps, _passes, _mxfp8, _kernels))
+    yield from (each for each in made if each.rows)
 
 
 def _steps(report: Report) -> Any:
@@ -43,6 +44,22 @@ def _steps(report: Report) -> Any:
                 peak = f"{row['peak_gb']:.2f}" if "peak_gb" in row else ""
                 cells = [*_time(row), *against, peak]
             found.add_row(label, what, *cells)
+    return found
+
+
+def _passes(report: Report) -> Any:
+    found = output.table("E,H,I,T", "fp32 main_grad +=", "ms", "host ms", "held GB")
+    for label, result in sections(report, "passes"):
+        for name in ("forward", "backward", "backward_without_dprob"):
+            host = result.get(f"host_{name}")
+            cells = (
+                f"{result[name]['median']:.3f}",
+                f"{host['median']:.3f}" if host else "",
+                f"{result['held_gb']:.2f}" if name == "forward" else "",
+            )
+            found.add_row(label, name.replace("_", " "), *cells)
+        held = f"{result['held_by_unit_probabilities_gb']:.2f}"
+        found.add_row(label, "forward, unit probabilities", "", "", held)
     return found
 
 

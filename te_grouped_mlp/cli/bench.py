@@ -49,7 +49,9 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--no-peers", action="store_true", help="time our op alone")
     parser.add_argument("--no-mxfp8", action="store_true", help="on a GPU, bf16 alone")
-    parser.add_argument("--parts", action="store_true", help="each kernel, with its floors")
+    parser.add_argument(
+        "--parts", action="store_true", help="each pass, and each kernel with its floors"
+    )
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument(
         "--plot", type=Path, metavar="FILE.svg", help="bars of the times; needs the extra `plot`"

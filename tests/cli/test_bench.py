@@ -112,6 +112,12 @@ REPORT = {
             "median": 3.26, "spread": 0.01, "ratio": 1.003, "ratio_spread": 0.004,
         },
     },
+    "passes 8,2048,4096,16384": {
+        "forward": {"median": 1.1}, "backward": {"median": 2.4},
+        "backward_without_dprob": {"median": 2.35},
+        "host_forward": {"median": 0.12}, "host_backward": {"median": 0.23},
+        "held_gb": 0.4, "held_by_unit_probabilities_gb": 0.47,
+    },
     "check mxfp8": {"green": True},
     "mxfp8 8,2048,4096,16384": {
         "bf16": {
@@ -143,6 +149,10 @@ def test_a_saved_report_is_shown(shell: Shell, saved: Path) -> None:
     assert [label, "quack", "3.900", "0.020", "1.200x", "0.005", "1.30"] in lines
     assert [label, "ours,", "deterministic", "3.260", "0.010", "1.003x", "0.004"] in lines
     assert [label, "te.ops", "not", "there:", "there", "is", "no", "extension"] in lines
+    assert [label, "forward", "1.100", "0.120", "0.40"] in lines
+    assert [label, "backward", "2.400", "0.230"] in lines
+    assert [label, "backward", "without", "dprob", "2.350"] in lines
+    assert [label, "forward,", "unit", "probabilities", "0.47"] in lines
     # Two runs in which host time may be are not hidden.
     mxfp8 = "4.400 (2 late) 0.030 1.333x 0.010 4.200 1.270x 1.050x 0.70 0.10"
     assert [label, "mxfp8", *mxfp8.split()] in lines
