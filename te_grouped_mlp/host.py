@@ -27,6 +27,10 @@ MIN_TORCH = (2, 4)
 SUPPORTED = "2.19.0 or 2.20.x"
 _SUPPORTED_PATTERN = re.compile(r"2\.(19\.0|20\.\d+)(\+.*)?")
 
+STANDALONE_IMPORTS = ("pydantic", "numpy", "onnxscript", "einops")
+"""What the extra `standalone` names."""
+STANDALONE_REMEDY = "pip install 'te-grouped-mlp[standalone]'"
+
 # Module of TE -> name -> the keywords with which we call it. A version outside SUPPORTED is taken
 # if all of these exist. A dotted name is looked up attribute by attribute; keywords are compared
 # with the signature, where Python can tell it (compiled functions: the name alone).
@@ -171,6 +175,14 @@ def te_root() -> Path | None:
     if spec is None or spec.origin is None:
         return None
     return Path(spec.origin).parent
+
+
+def standalone_lacks() -> list[str]:
+    """Name the modules that TE's pure-Python wheel imports and that are not installed.
+
+    It declares none of them; the extra `standalone` does.
+    """
+    return [name for name in STANDALONE_IMPORTS if importlib.util.find_spec(name) is None]
 
 
 def fork_file() -> Path | None:

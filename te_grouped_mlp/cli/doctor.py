@@ -111,10 +111,16 @@ def _offer(name: str, env: Environment) -> str:
         return f"{found.cause} ({_USE[name]})"
     if name == "transformer_engine":
         known = "supported" if host.is_supported(found) else f"not {host.SUPPORTED}"
-        return f"{known}; standalone, without its extension" if env.standalone else known
+        return f"{known}; {_standalone_offer()}" if env.standalone else known
     if name == "cudnn_frontend":
         return _frontend_offer(env)
     return _USE[name]
+
+
+def _standalone_offer() -> str:
+    lacking = ", ".join(host.standalone_lacks())
+    missing = f"; not installed: {lacking}; {host.STANDALONE_REMEDY}" if lacking else ""
+    return f"standalone, without its extension{missing}"
 
 
 def _frontend_offer(env: Environment) -> str:

@@ -71,7 +71,9 @@ def start(backend: str | None = None) -> None:
     try:
         import transformer_engine.pytorch  # noqa: F401
     except ImportError as error:
-        raise CommandError(f"Transformer Engine cannot be imported: {error}") from error
+        lacking = ", ".join(host.standalone_lacks()) if standalone.is_active() else ""
+        remedy = f"; not installed: {lacking}; {host.STANDALONE_REMEDY}" if lacking else ""
+        raise CommandError(f"Transformer Engine cannot be imported: {error}{remedy}") from error
     overlay.assert_active()
     if backend is not None:
         from te_grouped_mlp.op import selection

@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from te_grouped_mlp import host
 from te_grouped_mlp.cli import doctor, frontend_releases, machine, paths
 from te_grouped_mlp.cli.remedies import REMEDIES
 from te_grouped_mlp.op.environment import Absent, Environment, Switches
@@ -18,7 +20,7 @@ from te_grouped_mlp.op.layout import Output
 from te_grouped_mlp.op.plan import Reason
 from te_grouped_mlp.op.problem import Activation, RecipeKind
 from tests.cli import frontend_signatures
-from tests.cli.conftest import Shell, python
+from tests.cli.conftest import ROOT, Shell, python
 
 BLACKWELL = ("--assume", "sm=100,frontend=1.32.0,te=2.20.2")
 BOTH = """
@@ -324,3 +326,20 @@ def test_frontend_table_is_what_the_wheels_hold(tmp_path: Path) -> None:
         pytest.skip("the wheel cannot be downloaded here")
     (wheel,) = tmp_path.glob("*.whl")
     assert frontend_signatures.signatures(wheel) == frontend_releases.wrappers(release)
+
+
+def test_missing_imports_of_standalone_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "STANDALONE_IMPORTS", ("json", "no_such_module"))
+    env = Environment(Absent("x"), {"transformer_engine": "2.20.2"}, {}, Switches(), True)
+    offer = doctor._offer("transformer_engine", env)
+    assert offer.endswith("; not installed: no_such_module; " + host.STANDALONE_REMEDY)
+    monkeypatch.setattr(host, "STANDALONE_IMPORTS", ("json",))
+    assert "not installed" not in doctor._offer("transformer_engine", env)
+
+
+def test_the_extra_standalone_names_the_imports() -> None:
+    file = ROOT / "pyproject.toml"
+    if not file.is_file():
+        pytest.skip("a copy of the tests without the repository")
+    (line,) = re.findall(r"^standalone = (\[.*\])$", file.read_text(encoding="utf-8"), re.M)
+    assert json.loads(line) == list(host.STANDALONE_IMPORTS)
