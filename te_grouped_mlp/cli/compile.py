@@ -37,6 +37,7 @@ ORDERS = {"ascending": (False,), "descending": (True,), "all": (False, True)}
 """Where the experts' matrices lie in memory, by whether the last one comes first."""
 
 _PROBS = {"fp32": DType.FLOAT32, "bf16": DType.BFLOAT16, "none": None}
+_RECIPES = {recipe.value: recipe for recipe in (RecipeKind.NONE, RecipeKind.MXFP8)}
 _PACKAGES = ("torch", "quack", "cutlass", "tvm_ffi")
 
 
@@ -45,7 +46,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "compile",
         help="fill the cache of native kernels ahead of a job",
-        description="Compiles the native bf16 kernels that training with a shape needs into the "
+        description="Compiles the native kernels that training with a shape needs into the "
         "disk cache, several at a time. Token counts do not matter, and no GPU is needed when "
         "--arch names one. Exit code 1 if a kernel does not compile.",
     )
@@ -55,6 +56,13 @@ def add_parser(subparsers: Any) -> None:
         required=True,
         metavar="E,H,I",
         help="experts, hidden size, FFN size",
+    )
+    parser.add_argument(
+        "--recipe",
+        choices=tuple(_RECIPES),
+        default=RecipeKind.NONE.value,
+        help="the recipe of the training; the passes that round to MXFP8 are Triton's, which has a "
+        "cache of its own; default: none",
     )
     parser.add_argument(
         "--activation",
@@ -138,7 +146,9 @@ def wanted(args: argparse.Namespace) -> list[KernelKey]:
         allowed = ", ".join(ARCHITECTURES)
         raise BadArgument(f"--arch is not given and {error}; allowed: {allowed}") from error
     sm = ARCHITECTURES.get(target, current().sm)
-    env = dataclasses.replace(current(), sm=sm, switches=Switches(backend=capability.NAME))
+    # The machine that trains may run Transformer Engine without its extension.
+    switches = Switches(backend=capability.NAME)
+    env = dataclasses.replace(current(), sm=sm, switches=switches, standalone=True)
     found: dict[KernelKey, None] = {}
     for kind in args.activation:
         problem = problem_of(args, kind)
@@ -178,7 +188,7 @@ def problem_of(args: argparse.Namespace, kind: Activation) -> Problem:
         LinearSpec(hidden, ffn * spec.expansion, has_bias=args.bias),
         LinearSpec(ffn, hidden, has_bias=args.bias, scale_bias=scaled),
         spec,
-        RecipeKind.NONE,
+        _RECIPES[args.recipe],
         "",
         "cuda",
         DType.BFLOAT16,

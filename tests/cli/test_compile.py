@@ -68,6 +68,15 @@ def test_both_orders_in_memory_are_prepared(arguments) -> None:
     assert {key.descending for key in single["descending"] if key.tile} == {True}
 
 
+def test_mxfp8_has_kernels_of_its_own_before_what_is_quantized_next(arguments) -> None:
+    plain, mxfp8 = (command.wanted(arguments("--recipe", name)) for name in ("none", "mxfp8"))
+    assert not [key for key in plain if key.odd]
+    assert {key.op for key in mxfp8 if key.odd} == {Op.FC1_ACT, Op.DACT_DGRAD}
+    assert {key for key in mxfp8 if not key.odd} < set(plain)
+    with pytest.raises(command.BadArgument, match="interleave"):
+        command.wanted(arguments("--recipe", "mxfp8", "--interleave", "none"))
+
+
 def test_every_activation_and_bias_is_prepared(arguments) -> None:
     found = command.wanted(arguments("--activation", "all", "--bias", "--prob", "bf16"))
     kinds = {key.spec.kind for key in found if key.op is Op.FC1_ACT}
