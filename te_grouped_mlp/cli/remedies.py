@@ -21,7 +21,8 @@ REMEDIES: dict[Reason, str] = {
     Reason.GRADIENT_FORMAT: "use fp8_format=Format.E4M3 in the recipe",
     Reason.DTYPE: "use bfloat16, float16 or float32 for tensors and probabilities",
     Reason.DEVICE: "put parameters and tensors on a device of the path",
-    Reason.ARCHITECTURE: "nothing on this GPU; another path is taken",
+    Reason.ARCHITECTURE: "what the cause allows; else nothing on this GPU, and another path is "
+    "taken",
     Reason.PACKAGE: "install or repair the package that is named",
     Reason.WRAPPER: "install another release of nvidia-cudnn-frontend; "
     "`doctor --assume frontend=...` shows what a release offers",

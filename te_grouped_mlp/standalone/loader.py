@@ -92,8 +92,11 @@ def cuda_device_visible() -> bool:
     return torch.cuda.is_available()
 
 
-def should_start() -> tuple[bool, str]:
+def should_start(has_device: bool | None = None) -> tuple[bool, str]:
     """Decide whether standalone serves TE in this process.
+
+    Args:
+        has_device: Whether there is a CUDA device; None: look.
 
     Returns:
         The decision and its reason, a clause for a sentence.
@@ -111,7 +114,7 @@ def should_start() -> tuple[bool, str]:
         return False, f"Transformer Engine's extension is installed ({extension})"
     if switch == "1":
         return True, f"{SWITCH}=1 and Transformer Engine's extension is not installed"
-    if cuda_device_visible():
+    if cuda_device_visible() if has_device is None else has_device:
         return False, f"a CUDA device is visible and {SWITCH} is not 1"
     return True, "Transformer Engine's extension is not installed and no CUDA device is visible"
 

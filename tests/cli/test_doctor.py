@@ -19,6 +19,7 @@ from te_grouped_mlp.op.environment import Absent, Environment, Switches
 from te_grouped_mlp.op.layout import Output
 from te_grouped_mlp.op.plan import Reason
 from te_grouped_mlp.op.problem import Activation, RecipeKind
+from te_grouped_mlp.standalone import loader
 from tests.cli import frontend_signatures
 from tests.cli.conftest import ROOT, Shell, python
 
@@ -256,6 +257,21 @@ def test_fallback_is_named_with_its_cause(shell: Shell) -> None:
         assert row["since"] == (since if stands_in else "")
         assert row["outputs"]["dprob"]["repeats"] is row["repeats"]
         assert row["outputs"]["dx"] == {"by": "fc1_dgrad", "repeats": True}
+
+
+def test_an_assumed_gpu_runs_standalone_where_the_switch_says_so(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "extension_location", lambda: None)
+    assumed = "sm=90,frontend=none,te=2.20.2,quack=0.6.5,cutlass_dsl=4.8.1,triton=3.6.0"
+    for switch, standalone in (("1", True), ("0", False), ("", False)):
+        monkeypatch.setenv(loader.SWITCH, switch)
+        assert shell("doctor", "--assume", assumed, "--json") == 0
+        found = shell.json()
+        assert found["standalone"] is standalone
+        taken = {row["path"] for row in found["paths"] if row["recipe"] == "mxfp8"}
+        assert taken == {"cutedsl" if standalone else "unfused"}
+        assert {row["path"] for row in found["paths"] if row["recipe"] == "none"} == {"cutedsl"}
 
 
 def test_without_the_native_kernels_the_demand_raises(shell: Shell) -> None:
