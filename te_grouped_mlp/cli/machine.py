@@ -114,10 +114,7 @@ def examine(assumed: Mapping[str, str]) -> Environment:
     sm, wrappers, standalone = _probe(versions, assumed)
     if "sm" in assumed:
         sm = _sm(assumed["sm"])
-        try:
-            standalone = loader.should_start(bool(sm))[0]
-        except ValueError as error:
-            raise BadArgument(str(error)) from error
+        standalone = loader.should_start(bool(sm))[0]
     if "frontend" in assumed:
         release = versions["cudnn_frontend"]
         wrappers = release if isinstance(release, Absent) else frontend_releases.wrappers(release)
