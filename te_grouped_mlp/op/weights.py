@@ -148,7 +148,7 @@ def _rounded(
         shape = (-1, spec.out_features, spec.in_features)
         stacked = inside[0].view(shape) if spec.single_grouped_weight else inside
         made = exact_weights.of_plain(stacked, row=row, column=column, two_d=two_d)
-        exact_weights.keep(weights[0], name, made)
+        exact_weights.keep(weights[0], name, inside, made)
     return made
 
 

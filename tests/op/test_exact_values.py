@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
 
-from te_grouped_mlp.op import exact_weights
+from te_grouped_mlp.op import environment, exact_weights
 from tests.support import step
 from tests.support.prequantized import run_prequantized
 from tests.support.step import StepCase
@@ -118,19 +119,71 @@ def replaced(model: Any) -> None:
     model[0].weight0 = new
 
 
+class KernelOptimizer(torch.optim.Optimizer):
+    """Writes as fused optimizers do, whose kernels move no version counter."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.mul_(2.0)
+
+
+def stepped(model: Any) -> None:
+    """Change FC1's weights in a way that PyTorch does not count."""
+    KernelOptimizer([model[0].weight0, model[0].weight1]).step()
+
+
 @pytest.mark.parametrize(
-    ("change", "remade"), [(nothing, 0), (in_place, 1), (repointed, 1), (replaced, 1)]
+    ("change", "remade"),
+    [(nothing, 0), (in_place, 1), (repointed, 1), (replaced, 1), (stepped, 2)],
 )
 def test_kept_weights_follow_what_pytorch_counts(
     change: Any, remade: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = SEVERAL
     count, y = weights_made(monkeypatch, case, change)
-    assert count == remade
     model = step.make_model(case)
     change(model)
     fresh = step.forward(model, case, step.make_inputs(case)).detach()
     assert step.same_bits(y, fresh)
+    assert count == remade
+
+
+def test_new_storage_at_an_old_address_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when weights leave a GPU and others come: the allocator gives the same memory again."""
+    case = SEVERAL
+    model, inputs = step.make_model(case), step.make_inputs(case)
+    weight = model[2].weight2
+    memory = bytearray(weight.numel() * weight.element_size())
+
+    def move(values: torch.Tensor) -> int:
+        weight.data = torch.empty_like(values)
+        weight.data = torch.frombuffer(memory, dtype=values.dtype).view(values.shape)
+        weight.data.copy_(values)
+        return weight.data_ptr()
+
+    first = weight.detach().clone()
+    with in_use(monkeypatch, reuse_weights=True):
+        before = move(first), weight._version
+        step.run_model(model, case, inputs)
+        assert (move(first * 2.0), weight._version) == before
+        y = step.run_model(model, case, inputs)
+        with environment.override(
+            switches=dataclasses.replace(environment.current().switches, reuse_weights=False)
+        ):
+            assert step.same_bits(y, step.run_model(model, case, inputs))
+
+
+def test_a_copy_serves_the_stream_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another stream may come to it before it is written."""
+
+    def other_stream(_: Any) -> None:
+        monkeypatch.setattr(exact_weights, "_stream", lambda device: 1)
+
+    assert weights_made(monkeypatch, SEVERAL, other_stream)[0] == 2
 
 
 def test_without_the_promise_weights_are_made_in_every_step(
