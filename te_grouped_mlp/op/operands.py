@@ -67,7 +67,7 @@ class QuantizedCopy:
 class ExactCopy:
     """A quantized copy kept as the bf16 values that its bytes stand for, instead of them.
 
-    An E4M3 number times a power of two is one of bf16's (unless it is below 2**-133).
+    An E4M3 number times a power of two is one of bf16's, unless it is below 2**-130.
 
     Attributes:
         values: bf16 (rows, cols), row-major; rows past the live ones are unwritten.
