@@ -51,7 +51,8 @@ def forward_members(op: Any, spec: LinearSpec, plan: Plan, *, column: bool) -> M
         op: The GroupedLinear.
         spec: Its facts.
         plan: Says the format, and whether values are read.
-        column: Also make the column copy, which the backward reads.
+        column: Also make the column copy, which the backward reads; not of distributed weights,
+            which it gathers anew.
 
     Returns:
         New copies with compact scales; of quantized parameters their own data. For a plan that
@@ -64,6 +65,7 @@ def forward_members(op: Any, spec: LinearSpec, plan: Plan, *, column: bool) -> M
     weights: list[Any] = parameters(op)
     if spec.distributed:
         weights = materialize_weight_for_forward(weights)
+        column = False
     if plan.reads_values:
         return _exact_members(op, weights, spec, plan, row=True, column=column)
     if spec.single_grouped_weight:
