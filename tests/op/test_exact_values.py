@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from typing import Any
 
 import pytest
@@ -223,3 +224,36 @@ def test_what_is_kept_goes_with_the_model(monkeypatch: pytest.MonkeyPatch) -> No
     before = len(exact_weights._kept)
     weights_made(monkeypatch, SEVERAL, nothing)
     assert len(exact_weights._kept) == before
+
+
+# Memory -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delay", [False, True], ids=["now", "delayed"])
+def test_the_output_gradients_copies_go_before_the_inputs_gradient_is_made(
+    delay: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are as large as dx and the values of x, which come next; a delayed dW2 needs them."""
+    case = SEVERAL.but(delay=delay)
+    model, inputs = step.make_model(case), step.make_inputs(case)
+    from te_grouped_mlp.op import data_gradient, quantize
+
+    made: list[Any] = []
+    alive: list[bool] = []
+    tokens, of_input = quantize.tokens, data_gradient.of_input
+
+    def remember(*args: Any, **kwargs: Any) -> Any:
+        operand = tokens(*args, **kwargs)
+        made.append(weakref.ref(operand))
+        return operand
+
+    def look(*args: Any) -> Any:
+        alive.append(made[-1]() is not None)
+        return of_input(*args)
+
+    monkeypatch.setattr(quantize, "tokens", remember)
+    monkeypatch.setattr(data_gradient, "of_input", look)
+    with in_use(monkeypatch):
+        step.run_model(model, case, inputs)
+    assert len(made) == 2
+    assert alive == [delay]

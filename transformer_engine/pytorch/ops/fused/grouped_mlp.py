@@ -224,6 +224,8 @@ def _backward(
     grads2 = weight_gradient.parameter_grads(
         fc2, plan, run, Kernel.FC2_WGRAD, activated, dy, db2, owns_x=call.format.is_block_scaled
     )
+    # Their memory serves dx and FC1's weight gradient.
+    del dy, activated
     dx = data_gradient.of_input(fc1, run, state, act.grad, grad_input)
     grads1 = weight_gradient.parameter_grads(
         fc1, plan, run, Kernel.FC1_WGRAD, state.x, act.grad, act.bias_grad, owns_x=state.owns_x
