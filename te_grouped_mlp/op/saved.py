@@ -150,6 +150,17 @@ def activations(state: SavedState) -> list[torch.Tensor]:
     return [tensor for tensor in found if tensor is not state.prob]
 
 
+def weight_copies(state: SavedState) -> list[torch.Tensor]:
+    """Return the saved tensors of weights that are no parameters; none of them may leave the GPU.
+
+    Parameters never do. What is a part of one, or kept for the next forward, lies there anyway.
+    """
+    kept: list[torch.Tensor | None] = []
+    for weight in (state.w1, state.w2):
+        _take_weight(weight, kept)
+    return [each for each in kept if each is not None and not isinstance(each, torch.nn.Parameter)]
+
+
 def _row_prefix_tensors(state: SavedState) -> list[tuple[torch.Tensor, bool]]:
     found = []
     for operand in (state.x, state.activated):

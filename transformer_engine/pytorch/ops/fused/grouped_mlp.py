@@ -22,6 +22,7 @@ import torch
 from transformer_engine.pytorch.cpu_offload import (
     is_cpu_offload_enabled,
     mark_activation_offload,
+    mark_not_offload,
     start_offload,
 )
 from transformer_engine.pytorch.ops.fuser import register_forward_backward_fusion
@@ -123,6 +124,7 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
             if is_cpu_offload_enabled():
                 start_offload(*saved.activations(state))
                 mark_activation_offload(*saved.activations(state))
+                mark_not_offload(*saved.weight_copies(state))
             ctx.save_for_backward(*tensors)
             ctx.input_shape, ctx.grad_input = inputs.shape, inputs.grad_input
             ctx.prob_shape, ctx.prob_dtype = prob.shape, prob.dtype
