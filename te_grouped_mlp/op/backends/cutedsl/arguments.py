@@ -169,30 +169,19 @@ def kernel_adds(target: WgradTarget, members: Sequence[torch.Tensor]) -> bool:
     """Whether the kernel adds to what its output holds.
 
     In fp32 it need not where the result is brought to `members` afterwards: adding then gives the
-    same bits for two thirds of the traffic. In bf16 the sum would be rounded once more. It must not
-    where experts share a member: each would add to what was there before both.
+    same bits for two thirds of the traffic. In bf16 the sum would be rounded once more.
     """
     fp32 = bool(members) and members[0].dtype is torch.float32
-    return target.accumulate and not fp32 and not _share(members)
+    return target.accumulate and not fp32
 
 
 def deliver(result: torch.Tensor, members: Sequence[torch.Tensor], adds: bool) -> None:
-    """Copy a weight gradient to the members of its target, or add it, in one call for all.
-
-    Members that experts share (tied weights) come one after the other.
-    """
+    """Copy a weight gradient to the members of its target, or add it, in one call for all."""
     parts = list(result.unbind(0))
-    if _share(members):
-        for member, part in zip(members, parts, strict=True):
-            member.add_(part) if adds else member.copy_(part)
-    elif adds:
+    if adds:
         torch._foreach_add_(list(members), parts)
     else:
         torch._foreach_copy_(list(members), parts)
-
-
-def _share(members: Sequence[torch.Tensor]) -> bool:
-    return len(set(map(id, members))) < len(members)
 
 
 def require_shapes(name: str, members: Sequence[torch.Tensor], shape: tuple[int, int]) -> None:

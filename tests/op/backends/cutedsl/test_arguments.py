@@ -132,24 +132,6 @@ def test_a_target_without_a_view_gets_its_result_afterwards(dtype, accumulate):
     assert torch.equal(torch.stack(members), want)
 
 
-@pytest.mark.parametrize("accumulate", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_experts_that_share_a_target_come_one_after_the_other(dtype, accumulate, monkeypatch):
-    """One kernel for all members would write the shared one from several blocks at once."""
-    for name in ("_foreach_add_", "_foreach_copy_"):
-        monkeypatch.delattr(torch, name)
-    shared, other = torch.ones(SHAPE, dtype=dtype), torch.ones(SHAPE, dtype=dtype)
-    target = WgradTarget((shared, other, shared), accumulate)
-    (out, _), back = arguments.target_of(target, 3, SHAPE)
-    kernel_adds = arguments.kernel_adds(target, back)
-    product = torch.arange(2.0, 5.0).view(3, 1, 1).expand(out.shape)
-    out.copy_(out.float() + product if kernel_adds else product)
-    arguments.deliver(out, back, accumulate and not kernel_adds)
-    # Sums, or the last one's, as on the reference backend.
-    assert torch.equal(shared, torch.full_like(shared, 1.0 + 2.0 + 4.0 if accumulate else 4.0))
-    assert torch.equal(other, torch.full_like(other, 1.0 + 3.0 if accumulate else 3.0))
-
-
 def test_a_target_in_one_tensor_is_written_itself():
     whole = torch.randn(3, *SHAPE)
     (same, descending), back = arguments.target_of(WgradTarget(whole, True), 3, SHAPE)
