@@ -5,9 +5,9 @@
 The copies are made anew in every forward, unless NVTE_GROUPED_MLP_REUSE_WEIGHTS=1 promises that
 weights change in ways which are seen here: an in-place operation of PyTorch on the parameter
 itself, new storage, and the step of any ``torch.optim.Optimizer`` (a fused one writes by kernels
-that PyTorch does not count, so every step of one ends the life of all copies). Elsewhere, a write
-through ``.data``, into a flat buffer of which the parameter is a part, by a kernel or by the replay
-of a CUDA graph is not seen; frameworks that do so must not set the switch.
+that PyTorch does not count, so every step of one drops all copies). Elsewhere, a write through
+``.data``, into a flat buffer of which the parameter is a part, by a kernel or by the replay of a
+CUDA graph is not seen; frameworks that do so must not set the switch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -61,9 +60,6 @@ class _Kept:
 
 _kept: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """First weight of a linear to what is kept of it."""
-
-_steps = 0
-"""Steps of optimizers since they are counted."""
 
 
 def of_plain(
@@ -155,23 +151,31 @@ def content_name(
         return None
     addresses = tuple(map(torch.Tensor.data_ptr, weights))
     versions = tuple([each._version for each in counted])
-    return addresses, versions, two_d, _stream(weights[0].device), _steps
+    return addresses, versions, two_d, _stream(weights[0].device)
 
 
 def kept(
     owner: torch.Tensor, name: Hashable | None, *, row: bool, column: bool
 ) -> ExactWeights | None:
-    """Return the copies that `keep` was given for a linear's first weight under this name."""
+    """Return the copies that `keep` was given for a linear's first weight under this name.
+
+    Others that were kept for it are dropped, unless there is no name.
+    """
     entry: _Kept | None = None if name is None else _kept.get(owner)
-    if entry is None or entry.name != name or not entry.made.covers(row=row, column=column):
+    if entry is None:
         return None
-    return None if any(map(StorageWeakRef.expired, entry.storages)) else entry.made
+    lives = not any(map(StorageWeakRef.expired, entry.storages))
+    if lives and entry.name == name and entry.made.covers(row=row, column=column):
+        return entry.made
+    # Now, not when others take its place: their memory can be this one's.
+    del _kept[owner]
+    return None
 
 
 def keep(
     owner: torch.Tensor, name: Hashable | None, weights: Sequence[torch.Tensor], made: ExactWeights
 ) -> None:
-    """Hold copies as long as the first weight lives, instead of what was held for it.
+    """Hold copies until an optimizer steps, at most as long as the first weight lives.
 
     Args:
         owner: The first weight.
@@ -181,7 +185,7 @@ def keep(
     """
     if name is None:
         return
-    _count_steps()
+    _forget_at_steps()
     storages = {each._cdata: each for each in map(torch.Tensor.untyped_storage, weights)}
     _kept[owner] = _Kept(name, tuple(map(StorageWeakRef, storages.values())), made)
 
@@ -191,14 +195,9 @@ def _stream(device: torch.device) -> int:
 
 
 @functools.cache
-def _count_steps() -> None:
-    """Begin to count the steps of all optimizers; once, when first a copy is kept."""
-
-    def count(*_: Any) -> None:
-        global _steps
-        _steps += 1
-
-    register_optimizer_step_post_hook(count)
+def _forget_at_steps() -> None:
+    """Drop all copies at every step of an optimizer from now on; registered once."""
+    register_optimizer_step_post_hook(lambda *_: _kept.clear())
 
 
 def _in_one(weights: Sequence[torch.Tensor]) -> tuple[torch.Tensor, bool]:

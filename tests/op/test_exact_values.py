@@ -178,6 +178,29 @@ def test_new_storage_at_an_old_address_is_seen(monkeypatch: pytest.MonkeyPatch) 
             assert step.same_bits(y, step.run_model(model, case, inputs))
 
 
+def test_copies_that_do_not_serve_go_before_others_are_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = SEVERAL
+    model, inputs = step.make_model(case), step.make_inputs(case)
+    before = len(exact_weights._kept)
+    with in_use(monkeypatch, reuse_weights=True):
+        step.run_model(model, case, inputs)
+        assert len(exact_weights._kept) == before + 2
+        in_place(model)
+        original, held = exact_weights.of_plain, []
+
+        def look(*args: Any, **kwargs: Any) -> Any:
+            held.append(len(exact_weights._kept))
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(exact_weights, "of_plain", look)
+        step.run_model(model, case, inputs)
+        assert held == [before + 1]
+        stepped(model)
+        assert len(exact_weights._kept) == 0
+
+
 def test_a_copy_serves_the_stream_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another stream may come to it before it is written."""
 
