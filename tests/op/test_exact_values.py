@@ -74,6 +74,28 @@ def test_equal_with_prequantized_tokens(ready: bool, monkeypatch: pytest.MonkeyP
     assert calls.count("quantize") == 2
 
 
+@pytest.mark.parametrize("reuse", [False, True], ids=["new", "kept"])
+@pytest.mark.parametrize("descending", [False, True], ids=["apart", "descending"])
+def test_what_the_forward_saves_may_come_back_as_other_tensors(
+    descending: bool, reuse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when it is offloaded; with weights that lie in one buffer, the last expert first, too."""
+    expected = step.run_step(SEVERAL)
+    model = step.make_model(SEVERAL)
+    for op in (model[0], model[2]) if descending else ():
+        weights = [getattr(op, f"weight{index}") for index in range(op.num_groups)]
+        buffer = torch.stack([weight.detach() for weight in weights[::-1]])
+        for weight, part in zip(weights, buffer.unbind(0)[::-1], strict=True):
+            weight.data = part
+    with in_use(monkeypatch, reuse_weights=reuse):
+        for _ in range(2):
+            model.zero_grad()
+            inputs = step.make_inputs(SEVERAL)
+            with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
+                y = step.run_model(model, SEVERAL, inputs)
+            step.assert_same(step.collect(SEVERAL, model, inputs, y), expected)
+
+
 # Weights that are kept --------------------------------------------------------------------------
 
 
