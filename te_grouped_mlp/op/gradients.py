@@ -7,17 +7,17 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from te_grouped_mlp.op import checks, memory, spacing
 from te_grouped_mlp.op.problem import LinearSpec
+from te_grouped_mlp.op.record import record
 
 _MAIN_GRAD = operator.attrgetter("main_grad")
 
 
-@dataclass(frozen=True)
+@record
 class WgradTarget:
     """Where the weight gradients of one linear go.
 

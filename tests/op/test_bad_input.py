@@ -527,7 +527,7 @@ def _read_call(host: tuple[int, ...] | None, env: dict[str, bool], **changes: An
     switches = dataclasses.replace(environment.current().switches, **env)
     contexts = [SimpleNamespace(requires_grad=True)] * 3
     record = dataclasses.replace(environment.current(), switches=switches)
-    return inputs.read_call(ops, contexts, problem, read, drawn.prob, host, record)
+    return inputs.read_call(contexts, problem, read, drawn.prob, host, record)
 
 
 def test_unread_splits_are_full_by_promise_alone() -> None:
