@@ -272,15 +272,11 @@ def _outputs(
     return frozenset(output for output, asked in wanted.items() if asked)
 
 
-def output_buffer(plan: Plan, inputs: Inputs) -> torch.Tensor:
-    """Check every buffer that the step will write, and return the one of the output.
-
-    Returns:
-        The caller's buffer, or a fresh one: (rows, FC2 out features) in the compute dtype.
+def require_main_grads(plan: Plan, inputs: Inputs) -> None:
+    """Check the ``main_grad`` buffers that the backward will write.
 
     Raises:
-        ValueError, TypeError: A caller's buffer does not fit, or shares memory with the input.
-        RuntimeError: A ``main_grad`` is missing or has another shape.
+        RuntimeError: One is missing, or has another shape, device or kind of dtype.
     """
     problem, call = plan.problem, plan.call
     for wanted, spec, weights, label in (
@@ -292,6 +288,18 @@ def output_buffer(plan: Plan, inputs: Inputs) -> torch.Tensor:
         elsewhere = spec.distributed or hasattr(weights[0], "__fsdp_param__")
         if call.wants(wanted) and spec.main_grad and not elsewhere:
             gradients.main_grad_target(spec, weights, problem.num_groups, label)
+
+
+def output_buffer(plan: Plan, inputs: Inputs) -> torch.Tensor:
+    """Check the caller's buffers, and return the one of the output.
+
+    Returns:
+        The caller's buffer, or a fresh one: (rows, FC2 out features) in the compute dtype.
+
+    Raises:
+        ValueError, TypeError: A caller's buffer does not fit, or shares memory with the input.
+    """
+    problem, call = plan.problem, plan.call
     dtype, device = torch_dtype(call.dtype), inputs.x.device
     read = [] if isinstance(inputs.x, GroupedTensor) else [inputs.x]
     if inputs.grad_input is not None:

@@ -53,6 +53,7 @@ from te_grouped_mlp.op.inputs import (
     output_buffer,
     read_call,
     read_inputs,
+    require_main_grads,
 )
 from te_grouped_mlp.op.layout import Kernel, Output
 from te_grouped_mlp.op.operands import Axis, Splits, torch_dtype
@@ -114,6 +115,7 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
         host = te_adapter.host_splits(inputs.split_sizes, env.switches)
         call = read_call(basic_op_ctxs, problem, inputs, prob, host, env)
         plan = selection.make_plan(problem, call, env)
+        require_main_grads(plan, inputs)
         out = output_buffer(plan, inputs)
         splits = te_adapter.read_splits(inputs.split_sizes, host, problem, inputs.x.device)
         state = _forward(ops, plan, inputs, splits, out)
