@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from te_grouped_mlp.op import environment, exact_weights
+from te_grouped_mlp.op.operands import ExactCopy
 from tests.support import step
 from tests.support.prequantized import run_prequantized
 from tests.support.step import StepCase
@@ -278,22 +279,25 @@ def test_what_is_kept_goes_with_the_model(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_output_gradients_copies_go_before_the_inputs_gradient_is_made(
     delay: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are as large as dx and the values of x, which come next; a delayed dW2 needs them."""
+    """They are as large as dx and the values of x, which come next; a delayed dW2 needs one."""
     case = SEVERAL.but(delay=delay)
     model, inputs = step.make_model(case), step.make_inputs(case)
     from te_grouped_mlp.op import data_gradient, quantize
 
     made: list[Any] = []
-    alive: list[bool] = []
+    alive: list[tuple[bool, bool]] = []
     tokens, of_input = quantize.tokens, data_gradient.of_input
 
     def remember(*args: Any, **kwargs: Any) -> Any:
         operand = tokens(*args, **kwargs)
-        made.append(weakref.ref(operand))
+        column = operand.column
+        held = column.values if isinstance(column, ExactCopy) else column.data
+        made.append((weakref.ref(operand.row.values), weakref.ref(held)))
         return operand
 
     def look(*args: Any) -> Any:
-        alive.append(made[-1]() is not None)
+        row, column = made[-1]
+        alive.append((row() is not None, column() is not None))
         return of_input(*args)
 
     monkeypatch.setattr(quantize, "tokens", remember)
@@ -301,4 +305,4 @@ def test_the_output_gradients_copies_go_before_the_inputs_gradient_is_made(
     with in_use(monkeypatch):
         step.run_model(model, case, inputs)
     assert len(made) == 2
-    assert alive == [delay]
+    assert alive == [(False, delay)]
