@@ -289,7 +289,7 @@ constexpr const char* kSpacingDoc =
 py::object bind_spacing(py::handle table, py::handle tensors, py::handle tensor_type,
                         py::handle parameter_type) {
   const auto* api =
-      static_cast<ExchangeTable*>(PyCapsule_GetPointer(table.ptr(), "dlpack_exchange_api"));
+      static_cast<const ExchangeTable*>(PyCapsule_GetPointer(table.ptr(), "dlpack_exchange_api"));
   const bool is_list = PyList_Check(tensors.ptr());
   if (api == nullptr || !(is_list || PyTuple_Check(tensors.ptr()))) {
     PyErr_Clear();

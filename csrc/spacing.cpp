@@ -42,6 +42,11 @@ bool same_kind(const Description& a, const Description& b) {
          std::equal(a.strides, a.strides + a.ndim, b.strides);
 }
 
+const ExchangeTable* of_dlpack_1(const ExchangeTable* table) {
+  while (table != nullptr && table->major != 1) table = table->older;
+  return table;
+}
+
 std::int64_t address(const Description& tensor) {
   return static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(tensor.data)) +
          static_cast<std::int64_t>(tensor.byte_offset);
@@ -51,12 +56,13 @@ std::int64_t address(const Description& tensor) {
 
 Spacing spacing(const ExchangeTable& table, void* const* tensors, std::size_t count) {
   const Spacing unknown{false, 0};
-  if (table.major != 1 || table.describe == nullptr) return unknown;
+  const ExchangeTable* known = of_dlpack_1(&table);
+  if (known == nullptr || known->describe == nullptr) return unknown;
   Description first{}, each{};
   std::int64_t distance = 0, previous = 0;
   bool even = true;
   for (std::size_t i = 0; i < count; ++i) {
-    if (table.describe(tensors[i], &each) != 0 || each.strides == nullptr) return unknown;
+    if (known->describe(tensors[i], &each) != 0 || each.strides == nullptr) return unknown;
     if (i == 0) {
       first = each;
     } else if (!same_kind(first, each)) {

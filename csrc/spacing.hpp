@@ -9,11 +9,12 @@ namespace te_grouped_mlp {
 
 struct Description;
 
-// The head of DLPack 1's table of functions by which a framework exchanges tensors with C.
+// The head of DLPack 1's table of functions by which a framework exchanges tensors with C. Up to
+// `older`, a table of any version looks like this.
 struct ExchangeTable {
   std::uint32_t major;
   std::uint32_t minor;
-  ExchangeTable* older;
+  const ExchangeTable* older;
   int (*allocate)();
   int (*own)();
   int (*give_back)();
@@ -23,14 +24,15 @@ struct ExchangeTable {
 
 struct Spacing {
   // Whether all tensors have one shape, strides, element type and device. False also where that
-  // cannot be seen: an unknown table, or a tensor that the framework does not describe.
+  // cannot be seen: no table of DLPack 1, or a tensor that the framework does not describe.
   bool uniform;
   // Bytes from each tensor to the next; 0 where that differs, or for a single tensor.
   std::int64_t distance;
 };
 
 // `tensors` are objects of the framework that `table` belongs to, which must not change meanwhile:
-// the caller holds the GIL. Reads no element. A Python error may be set afterwards.
+// the caller holds the GIL. Of a table and its older ones that of DLPack 1 is used. Reads no
+// element. A Python error may be set afterwards.
 Spacing spacing(const ExchangeTable& table, void* const* tensors, std::size_t count);
 
 }  // namespace te_grouped_mlp

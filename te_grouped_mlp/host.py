@@ -58,6 +58,7 @@ HOST_NAMES: dict[str, dict[str, tuple[str, ...]]] = {
     "transformer_engine.pytorch.cpu_offload": {
         "is_cpu_offload_enabled": (),
         "mark_activation_offload": (),
+        "mark_not_offload": (),
         "start_offload": (),
     },
     "transformer_engine.pytorch.distributed_weight": {

@@ -45,6 +45,35 @@ def test_modules_and_functions_are_short() -> None:
     assert all(reason.strip() for reason in rules.LONG.values())
 
 
+def test_records_are_not_changed() -> None:
+    fields = rules.record_fields(TEXTS.values())
+    assert {"layout", "scale", "want_column", "pre_activation"} <= fields
+    assert _all(lambda path, text: rules.record_hits(path, text, fields)) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("operand.axis = Axis.ROW", True),
+        ("state.x.scale, other = a, b", True),
+        ("operand.axis += 1", True),
+        ("del operand.axis", True),
+        ("for operand.axis in both: pass", True),
+        ("x = operand.axis", False),
+        ("self.axis = axis", False),
+        ("ctx.scale = scale", False),
+        ("compact.columnwise_data = None", False),
+        ("operand.axis.name = 1", False),
+    ],
+)
+def test_a_change_of_a_record_is_found(line: str, found: bool) -> None:
+    defined = "@record\nclass Operand:\n    axis: Axis\n    scale: Tensor = None\n"
+    other = "@dataclass\nclass Other:\n    columnwise_data: Tensor\n"
+    fields = rules.record_fields([defined, other])
+    assert fields == {"axis", "scale"}
+    assert bool(list(rules.record_hits("op/x.py", line, fields))) is found
+
+
 def test_every_file_has_the_licence_header() -> None:
     assert _all(rules.header_hits) == []
 

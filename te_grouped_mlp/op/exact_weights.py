@@ -3,18 +3,22 @@
 """Weights rounded to a block-scaled format and kept as bf16 values, for plans that read values.
 
 The copies are made anew in every forward, unless NVTE_GROUPED_MLP_REUSE_WEIGHTS=1 promises that
-weights change in ways which PyTorch counts: in-place operations on the parameter itself, as an
-optimizer's step, and new storage. A write through ``.data``, or into a flat buffer of which the
-parameter is a part, is not counted; frameworks that do so must not set the switch.
+weights change in ways which are seen here: an in-place operation of PyTorch on the parameter
+itself, new storage, and the step of any ``torch.optim.Optimizer`` (a fused one writes by kernels
+that PyTorch does not count, so every step of one drops all copies). Elsewhere, a write through
+``.data``, into a flat buffer of which the parameter is a part, by a kernel or by the replay of a
+CUDA graph is not seen; frameworks that do so must not set the switch.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from te_grouped_mlp.op import memory, spacing
@@ -39,8 +43,23 @@ class ExactWeights:
         return (self.row is not None or not row) and (self.column is not None or not column)
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """Copies with what they were made of.
+
+    Attributes:
+        name: Of the content.
+        storages: Where that lay; an address names nothing once its storage is gone.
+        made: The copies.
+    """
+
+    name: Hashable
+    storages: tuple[StorageWeakRef, ...]
+    made: ExactWeights
+
+
 _kept: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""First weight of a linear to (what its copies were made of, the copies)."""
+"""First weight of a linear to what is kept of it."""
 
 
 def of_plain(
@@ -115,6 +134,8 @@ def content_name(
 ) -> Hashable | None:
     """Name the content of plain weights, by where they lie and by how often they were written.
 
+    The stream is a part of the name: a copy is ready only for the stream that made it.
+
     Args:
         weights: The tensors that hold them.
         counted: Those whose versions count the writes.
@@ -124,30 +145,59 @@ def content_name(
         None where nothing can be named: tensors of inference mode count no versions, and while a
         CUDA graph is captured a replay must see the weights of its own moment.
     """
-    first = weights[0]
-    if first.is_cuda and torch.cuda.is_current_stream_capturing():
+    if weights[0].is_cuda and torch.cuda.is_current_stream_capturing():
         return None
     if any(map(torch.Tensor.is_inference, counted)):
         return None
     addresses = tuple(map(torch.Tensor.data_ptr, weights))
-    return addresses, tuple([each._version for each in counted]), two_d
+    versions = tuple([each._version for each in counted])
+    return addresses, versions, two_d, _stream(weights[0].device)
 
 
 def kept(
     owner: torch.Tensor, name: Hashable | None, *, row: bool, column: bool
 ) -> ExactWeights | None:
-    """Return the copies that `keep` was given for a linear's first weight under this name."""
-    entry: Any = None if name is None else _kept.get(owner)
-    if entry is None or entry[0] != name:
+    """Return the copies that `keep` was given for a linear's first weight under this name.
+
+    Others that were kept for it are dropped, unless there is no name.
+    """
+    entry: _Kept | None = None if name is None else _kept.get(owner)
+    if entry is None:
         return None
-    found: ExactWeights = entry[1]
-    return found if found.covers(row=row, column=column) else None
+    lives = not any(map(StorageWeakRef.expired, entry.storages))
+    if lives and entry.name == name and entry.made.covers(row=row, column=column):
+        return entry.made
+    # Now, not when others take its place: their memory can be this one's.
+    del _kept[owner]
+    return None
 
 
-def keep(owner: torch.Tensor, name: Hashable | None, made: ExactWeights) -> None:
-    """Hold copies as long as the first weight lives, instead of what was held for it."""
-    if name is not None:
-        _kept[owner] = (name, made)
+def keep(
+    owner: torch.Tensor, name: Hashable | None, weights: Sequence[torch.Tensor], made: ExactWeights
+) -> None:
+    """Hold copies until an optimizer steps, at most as long as the first weight lives.
+
+    Args:
+        owner: The first weight.
+        name: What `content_name` said of `weights` before the copies were made.
+        weights: The tensors that hold them.
+        made: The copies.
+    """
+    if name is None:
+        return
+    _forget_at_steps()
+    storages = {each._cdata: each for each in map(torch.Tensor.untyped_storage, weights)}
+    _kept[owner] = _Kept(name, tuple(map(StorageWeakRef, storages.values())), made)
+
+
+def _stream(device: torch.device) -> int:
+    return int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else 0
+
+
+@functools.cache
+def _forget_at_steps() -> None:
+    """Drop all copies at every step of an optimizer from now on; registered once."""
+    register_optimizer_step_post_hook(lambda *_: _kept.clear())
 
 
 def _in_one(weights: Sequence[torch.Tensor]) -> tuple[torch.Tensor, bool]:

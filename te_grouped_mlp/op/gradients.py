@@ -7,17 +7,17 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from te_grouped_mlp.op import checks, memory, spacing
 from te_grouped_mlp.op.problem import LinearSpec
+from te_grouped_mlp.op.record import record
 
 _MAIN_GRAD = operator.attrgetter("main_grad")
 
 
-@dataclass(frozen=True)
+@record
 class WgradTarget:
     """Where the weight gradients of one linear go.
 
@@ -90,8 +90,10 @@ def main_grad_target(
             name = f"{label} weight{index}"
             grads[index] = main_grad_of(parameter, name)
             checks.gradient_shape(f"{name}.main_grad", grads[index], shape)
-    # One for all: the experts' buffers are parts of one allocation wherever there are many.
-    checks.gradient_kind(f"{label} weight0.main_grad", grads[0], parameters[0].device)
+            checks.gradient_kind(f"{name}.main_grad", grads[index], parameters[0].device)
+    else:
+        # One for all, which are alike.
+        checks.gradient_kind(f"{label} weight0.main_grad", grads[0], parameters[0].device)
     return WgradTarget(tuple(grads), accumulate)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,13 +22,13 @@ from te_grouped_mlp.op.layout import Output, is_single_group
 from te_grouped_mlp.op.operands import torch_dtype
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import Call, LinearSpec, Problem, TensorKind
+from te_grouped_mlp.op.record import record
 from te_grouped_mlp.op.te_adapter import (
     GRAD_INPUT_BUFFER_KEY,
     OUTPUT_BUFFER_KEY,
     GroupedTensor,
     compute_dtype,
     format_of,
-    leader,
     parameters,
 )
 
@@ -39,7 +38,7 @@ INPUT_CARRIER_ATTRIBUTE = "ep_mxfp8_carrier_input"
 GRAD_CARRIER_ATTRIBUTE = "ep_mxfp8_carrier_grad"
 
 
-@dataclass(frozen=True)
+@record
 class Inputs:
     """The checked arguments of one forward call.
 
@@ -50,6 +49,7 @@ class Inputs:
         prob: (rows,) detached, in the caller's dtype; None for a unit scale.
         bias_scale: (rows,) factor of FC2's bias, or None.
         output, grad_input: The caller's buffers, or None.
+        weights: The weight parameters of FC1 and of FC2, as `parameters` returns them.
     """
 
     x: torch.Tensor
@@ -59,6 +59,7 @@ class Inputs:
     bias_scale: torch.Tensor | None
     output: torch.Tensor | None
     grad_input: torch.Tensor | None
+    weights: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]
 
 
 def read_inputs(
@@ -77,8 +78,9 @@ def read_inputs(
         _check_buffer_owner(kwargs)
     input_ = decoded(ops[0], INPUT_CARRIER_ATTRIBUTE, input_)
     decoded(ops[2], GRAD_CARRIER_ATTRIBUTE, None)
-    device = leader(ops[0]).device
-    checks.same_device("FC2's weight", leader(ops[2]), device)
+    weights = parameters(ops[0]), parameters(ops[2])
+    device = weights[0][0].device
+    checks.same_device("FC2's weight", weights[1][0], device)
     features = problem.fc1.in_features
     checks.tokens("input", input_, features, device)
     shape = tuple(input_.shape)
@@ -91,9 +93,9 @@ def read_inputs(
     checks.rows("input", x.shape[0], format_of(problem).rows_multiple)
     checks.split_sizes(extra[0][0], extra[2][0], problem.num_groups, device)
     if problem.fc1.delay_wgrad or problem.fc2.delay_wgrad:
-        _check_delayed(problem.fc1, ops[0], "FC1")
-        _check_delayed(problem.fc2, ops[2], "FC2")
-        _check_tied_linears(problem, ops)
+        _check_delayed(problem.fc1, weights[0], "FC1")
+        _check_delayed(problem.fc2, weights[1], "FC2")
+        _check_tied_linears(problem, *weights)
     unit = unit_scale(ops[1], problem)
     prob = None if unit else checks.probabilities("probabilities", extra[1][0], x.shape[0], device)
     bias_scale = None
@@ -112,13 +114,13 @@ def read_inputs(
         bias_scale=bias_scale,
         output=kwargs[2].get(OUTPUT_BUFFER_KEY),
         grad_input=kwargs[0].get(GRAD_INPUT_BUFFER_KEY),
+        weights=weights,
     )
 
 
-def _check_delayed(spec: LinearSpec, op: Any, label: str) -> None:
+def _check_delayed(spec: LinearSpec, weights: Sequence[torch.Tensor], label: str) -> None:
     if not spec.delay_wgrad:
         return
-    weights = parameters(op)
     if len({id(weight) for weight in weights}) != len(weights):
         raise ValueError(
             f"delay_wgrad_compute of {label} is True and two experts share a weight; allowed: "
@@ -130,12 +132,14 @@ def _check_delayed(spec: LinearSpec, op: Any, label: str) -> None:
         )
 
 
-def _check_tied_linears(problem: Problem, ops: Sequence[Any]) -> None:
+def _check_tied_linears(
+    problem: Problem, first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]
+) -> None:
     """Refuse a weight of both linears whose delayed gradient would replace the other one."""
     specs = (problem.fc1, problem.fc2)
     if not any(spec.delay_wgrad and not spec.main_grad for spec in specs):
         return
-    if {id(weight) for weight in parameters(ops[0])} & {id(each) for each in parameters(ops[2])}:
+    if set(map(id, first)) & set(map(id, second)):
         raise ValueError(
             "delay_wgrad_compute is True and FC1 and FC2 share a weight; allowed: distinct "
             "weights, or gradients that are accumulated into main_grad"
@@ -184,7 +188,6 @@ def unit_scale(activation: Any, problem: Problem) -> bool:
 
 
 def read_call(
-    ops: Sequence[Any],
     contexts: Sequence[Any],
     problem: Problem,
     inputs: Inputs,
@@ -195,8 +198,8 @@ def read_call(
     """Collect the facts of one call.
 
     Args:
-        ops, contexts: Of FC1, the activation and FC2.
-        problem: Their facts.
+        contexts: Of FC1, the activation and FC2.
+        problem: The facts of the ops.
         inputs: The checked arguments.
         prob: The probabilities as given; only requires_grad is read.
         host_splits: The split sizes where the host can read them.
@@ -210,10 +213,10 @@ def read_call(
         checks.split_values(host_splits, rows, format_of(problem).rows_multiple)
     return Call(
         rows=rows,
-        dtype=DType.of(compute_dtype(ops[0])),
+        dtype=DType.of(compute_dtype(inputs.weights[0][0])),
         prob_dtype=DType.FLOAT32 if inputs.prob is None else DType.of(inputs.prob.dtype),
         rows_are_full=_rows_are_full(host_splits, rows, inputs.prob is None, env),
-        wanted=_wanted(ops, contexts, problem, prob),
+        wanted=_wanted(contexts, problem, inputs, prob),
         input_kind=(
             TensorKind.PREQUANTIZED if isinstance(inputs.x, GroupedTensor) else TensorKind.PLAIN
         ),
@@ -240,16 +243,16 @@ def _rows_are_full(
 
 
 def _wanted(
-    ops: Sequence[Any], contexts: Sequence[Any], problem: Problem, prob: torch.Tensor
+    contexts: Sequence[Any], problem: Problem, inputs: Inputs, prob: torch.Tensor
 ) -> frozenset[Output]:
     fc1, fc2 = contexts[0].requires_grad, contexts[2].requires_grad
     return _outputs(
         fc1,
-        fc1 and leader(ops[0]).requires_grad,
+        fc1 and inputs.weights[0][0].requires_grad,
         problem.fc1.has_bias,
-        fc2 and leader(ops[2]).requires_grad,
+        fc2 and inputs.weights[1][0].requires_grad,
         problem.fc2.has_bias,
-        contexts[1].requires_grad and prob.requires_grad and not unit_scale(ops[1], problem),
+        contexts[1].requires_grad and prob.requires_grad and inputs.prob is not None,
     )
 
 
@@ -269,27 +272,34 @@ def _outputs(
     return frozenset(output for output, asked in wanted.items() if asked)
 
 
-def output_buffer(ops: Sequence[Any], plan: Plan, inputs: Inputs) -> torch.Tensor:
-    """Check every buffer that the step will write, and return the one of the output.
+def require_main_grads(plan: Plan, inputs: Inputs) -> None:
+    """Check the ``main_grad`` buffers that the backward will write.
+
+    Raises:
+        RuntimeError: One is missing, or has another shape, device or kind of dtype.
+    """
+    problem, call = plan.problem, plan.call
+    for wanted, spec, weights, label in (
+        (Output.DW1, problem.fc1, inputs.weights[0], "FC1"),
+        (Output.DW2, problem.fc2, inputs.weights[1], "FC2"),
+    ):
+        # The owner of a distributed weight adds to its shard; FSDP provides the buffer only when
+        # the backward asks for it.
+        elsewhere = spec.distributed or hasattr(weights[0], "__fsdp_param__")
+        if call.wants(wanted) and spec.main_grad and not elsewhere:
+            gradients.main_grad_target(spec, weights, problem.num_groups, label)
+
+
+def output_buffer(plan: Plan, inputs: Inputs) -> torch.Tensor:
+    """Check the caller's buffers, and return the one of the output.
 
     Returns:
         The caller's buffer, or a fresh one: (rows, FC2 out features) in the compute dtype.
 
     Raises:
         ValueError, TypeError: A caller's buffer does not fit, or shares memory with the input.
-        RuntimeError: A ``main_grad`` is missing or has another shape.
     """
     problem, call = plan.problem, plan.call
-    for wanted, spec, op, label in (
-        (Output.DW1, problem.fc1, ops[0], "FC1"),
-        (Output.DW2, problem.fc2, ops[2], "FC2"),
-    ):
-        weights = parameters(op)
-        # The owner of a distributed weight adds to its shard; FSDP provides the buffer only when
-        # the backward asks for it.
-        elsewhere = spec.distributed or hasattr(weights[0], "__fsdp_param__")
-        if call.wants(wanted) and spec.main_grad and not elsewhere:
-            gradients.main_grad_target(spec, weights, problem.num_groups, label)
     dtype, device = torch_dtype(call.dtype), inputs.x.device
     read = [] if isinstance(inputs.x, GroupedTensor) else [inputs.x]
     if inputs.grad_input is not None:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
@@ -13,6 +12,7 @@ import torch
 
 from te_grouped_mlp.op.formats import Format
 from te_grouped_mlp.op.layout import GroupLayout
+from te_grouped_mlp.op.record import record
 
 
 class Axis(Enum):
@@ -24,7 +24,7 @@ class Axis(Enum):
     """Blocks run down a column: the operand is contracted over its rows."""
 
 
-@dataclass(frozen=True)
+@record
 class Splits:
     """How the rows of a token buffer are divided among the groups.
 
@@ -46,7 +46,7 @@ class Splits:
     starts: torch.Tensor | None = None
 
 
-@dataclass(frozen=True)
+@record
 class QuantizedCopy:
     """One copy of a matrix, quantized along one axis.
 
@@ -63,11 +63,11 @@ class QuantizedCopy:
     swizzled: bool
 
 
-@dataclass(frozen=True)
+@record
 class ExactCopy:
     """A quantized copy kept as the bf16 values that its bytes stand for, instead of them.
 
-    An E4M3 number times a power of two is one of bf16's (unless it is below 2**-133).
+    An E4M3 number times a power of two is one of bf16's, unless it is below 2**-130.
 
     Attributes:
         values: bf16 (rows, cols), row-major; rows past the live ones are unwritten.
@@ -78,7 +78,7 @@ class ExactCopy:
     axis: Axis
 
 
-@dataclass(frozen=True)
+@record
 class GroupedOperand:
     """A token tensor whose rows belong to groups.
 
@@ -111,7 +111,7 @@ Parts: TypeAlias = "tuple[torch.Tensor, ...] | torch.Tensor"
 """One tensor per expert, or one whose first dimension counts the experts."""
 
 
-@dataclass(frozen=True)
+@record
 class WeightOperand:
     """The weights of all experts of one linear, for one pass.
 
@@ -137,7 +137,8 @@ class WeightOperand:
     @property
     def num_groups(self) -> int:
         """Number of experts."""
-        return len(self.data)
+        # The length of a tensor is a Python call of PyTorch's.
+        return self.data.shape[0] if isinstance(self.data, torch.Tensor) else len(self.data)
 
     @property
     def copies(self) -> tuple[QuantizedCopy, ...]:

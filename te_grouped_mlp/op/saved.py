@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -22,13 +21,14 @@ from te_grouped_mlp.op.operands import (
     WeightOperand,
 )
 from te_grouped_mlp.op.plan import Plan
+from te_grouped_mlp.op.record import record
 
 STASH_MARK = "grouped_tensor_scale_inv"
 """Attribute by which Megatron's paged stash finds tensors whose live part is a row prefix; True on
 scale buffers. (Transformer Engine sets the same attribute on its own activations.)"""
 
 
-@dataclass(frozen=True)
+@record
 class SavedState:
     """The state of one call between its passes.
 
@@ -55,7 +55,7 @@ class SavedState:
     owns_x: bool
 
 
-@dataclass(frozen=True)
+@record
 class Skeleton:
     """What remains of a state without its tensors.
 
@@ -148,6 +148,17 @@ def activations(state: SavedState) -> list[torch.Tensor]:
     """
     found = [tensor for tensor, _ in _row_prefix_tensors(state)]
     return [tensor for tensor in found if tensor is not state.prob]
+
+
+def weight_copies(state: SavedState) -> list[torch.Tensor]:
+    """Return the saved tensors of weights that are no parameters; none of them may leave the GPU.
+
+    Parameters never do. What is a part of one, or kept for the next forward, lies there anyway.
+    """
+    kept: list[torch.Tensor | None] = []
+    for weight in (state.w1, state.w2):
+        _take_weight(weight, kept)
+    return [each for each in kept if each is not None and not isinstance(each, torch.nn.Parameter)]
 
 
 def _row_prefix_tensors(state: SavedState) -> list[tuple[torch.Tensor, bool]]:

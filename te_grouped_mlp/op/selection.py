@@ -122,11 +122,12 @@ def _plan_of(problem: Problem, call: Call, env: Environment) -> Plan:
     wrappers = tuple(sorted(env.wrappers.items())) if env.wrappers else ()
     key = (problem, call, env.switches, env.single_group_is_always_dense, wrappers, env.sm)
     with _plans_lock:
-        plan = _plans.get(key)
+        # Taken out and put back: the latest one is the last. Each look hashes all the facts.
+        plan = _plans.pop(key, None)
         if plan is None:
-            plan = _plans[key] = _first_plan(problem, call, env)
+            plan = _first_plan(problem, call, env)
             _report(plan)
-        _plans.move_to_end(key)
+        _plans[key] = plan
         if len(_plans) > _PLANS_KEPT:
             _plans.popitem(last=False)
     return plan

@@ -16,8 +16,21 @@ import torch
 
 from te_grouped_mlp import _C
 
-_TABLE = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-"""PyTorch's functions that describe a tensor to C; None before PyTorch 2.10."""
+
+def _usable(table: Any) -> Any:
+    """Return PyTorch's functions that describe a tensor to C, or None if they cannot be used.
+
+    There are none before PyTorch 2.10, and later ones may be of a version that is not known here.
+    """
+    known = table is not None and _look(table, [torch.empty(1, device="cpu")]) is not None
+    return table if known else None
+
+
+def _look(table: Any, tensors: Sequence[torch.Tensor | None]) -> int | None:
+    return _C.spacing(table, tensors, torch.Tensor, torch.nn.Parameter)
+
+
+_TABLE = _usable(getattr(torch.Tensor, "__dlpack_c_exchange_api__", None))
 
 
 def distance(tensors: Sequence[torch.Tensor | None]) -> int | None:
@@ -34,7 +47,7 @@ def distance(tensors: Sequence[torch.Tensor | None]) -> int | None:
     """
     if _TABLE is None:
         return _ask_each(tensors)
-    return _C.spacing(_TABLE, tensors, torch.Tensor, torch.nn.Parameter)
+    return _look(_TABLE, tensors)
 
 
 def _ask_each(tensors: Sequence[Any]) -> int | None:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -83,22 +84,26 @@ def leader(op: Any) -> torch.Tensor:
     return weight
 
 
-def parameters(op: Any) -> list[torch.Tensor]:
+def parameters(op: Any) -> Sequence[torch.Tensor]:
     """Return the weight parameters of a GroupedLinear: one grouped weight, or one per expert."""
     if op.single_grouped_weight:
-        return [op.weight]
-    names, registered = _weight_names(op.num_groups), op._parameters
+        return [leader(op)]
+    names, take = _weight_names(op.num_groups)
     try:
         # Not getattr: a module looks in three places, for hundreds of weights at every call.
-        return list(map(registered.__getitem__, names))
+        found = take(op._parameters)
     except KeyError:
         # Parametrizations and FSDP put something else than a parameter there.
         return [getattr(op, name) for name in names]
+    # One name gives the bare value.
+    return found if isinstance(found, tuple) else (found,)
 
 
 @functools.cache
-def _weight_names(num_groups: int) -> tuple[str, ...]:
-    return tuple(f"weight{index}" for index in range(num_groups))
+def _weight_names(num_groups: int) -> tuple[tuple[str, ...], Callable[[Any], Any]]:
+    """Return the names of the weights, and what takes them all out of a dictionary at once."""
+    names = tuple(f"weight{index}" for index in range(num_groups))
+    return names, operator.itemgetter(*names)
 
 
 def flag(op: Any, name: str) -> bool:
@@ -239,9 +244,8 @@ def widths(problem: Problem) -> tuple[int, int, int, int]:
     return fc1.in_features, fc1.out_features, fc2.in_features, fc2.out_features
 
 
-def compute_dtype(op: Any) -> torch.dtype:
+def compute_dtype(weight: torch.Tensor) -> torch.dtype:
     """Return autocast's dtype where autocast is on, else the dtype of the weights."""
-    weight = leader(op)
     device = weight.device.type
     if torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)

@@ -78,6 +78,8 @@ def _weight_grads(
         dtype, device = torch_dtype(plan.call.dtype), dy.splits.sizes.device
         target = gradients.fresh_target(spec, groups, dtype, device)
     if spec.delay_wgrad:
+        # Only column copies are read then; the others need not wait with them.
+        x, dy = x.without_row(), dy.without_row()
         # TE's queue calls the function with the list and clears its first entry afterwards.
         entry = [[], None, list(target.members())]
         op.wgrad_store.put(entry, lambda *_: run.wgrad(kernel, x, dy, target))

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,10 +22,11 @@ from te_grouped_mlp.op.formats import SCALE_TILE_OUTER, Format
 from te_grouped_mlp.op.operands import Axis, Parts, WeightOperand, torch_dtype
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import LinearSpec
+from te_grouped_mlp.op.record import record
 from te_grouped_mlp.op.te_adapter import parameters
 
 
-@dataclass(frozen=True)
+@record
 class Members:
     """The weights of all experts of one linear, as the operands of its passes take them.
 
@@ -44,14 +44,18 @@ class Members:
     swizzled: bool = False
 
 
-def forward_members(op: Any, spec: LinearSpec, plan: Plan, *, column: bool) -> Members:
+def forward_members(
+    op: Any, weights: Sequence[Any], spec: LinearSpec, plan: Plan, *, column: bool
+) -> Members:
     """Return the quantized (or plain) weights for the forward.
 
     Args:
         op: The GroupedLinear.
+        weights: Its weight parameters.
         spec: Its facts.
         plan: Says the format, and whether values are read.
-        column: Also make the column copy, which the backward reads.
+        column: Also make the column copy, which the backward reads; not of distributed weights,
+            which it gathers anew.
 
     Returns:
         New copies with compact scales; of quantized parameters their own data. For a plan that
@@ -61,9 +65,9 @@ def forward_members(op: Any, spec: LinearSpec, plan: Plan, *, column: bool) -> M
         RuntimeError: A quantized parameter lacks a copy that is asked for.
     """
     fmt, dtype = plan.call.format, torch_dtype(plan.call.dtype)
-    weights: list[Any] = parameters(op)
     if spec.distributed:
-        weights = materialize_weight_for_forward(weights)
+        weights = materialize_weight_for_forward(list(weights))
+        column = False
     if plan.reads_values:
         return _exact_members(op, weights, spec, plan, row=True, column=column)
     if spec.single_grouped_weight:
@@ -148,7 +152,7 @@ def _rounded(
         shape = (-1, spec.out_features, spec.in_features)
         stacked = inside[0].view(shape) if spec.single_grouped_weight else inside
         made = exact_weights.of_plain(stacked, row=row, column=column, two_d=two_d)
-        exact_weights.keep(weights[0], name, made)
+        exact_weights.keep(weights[0], name, inside, made)
     return made
 
 

@@ -339,6 +339,18 @@ BAD: dict[str, Bad] = {
         RuntimeError,
         ("FC2 weight0.main_grad", "int32", "floating"),
     ),
+    "main_grad of the last expert elsewhere": Bad(
+        MAIN,
+        _weight(0, 2, _main_grad(lambda g: g.to("meta"))),
+        RuntimeError,
+        ("FC1 weight2.main_grad", "meta", "cpu"),
+    ),
+    "main_grad of the last expert of integers": Bad(
+        MAIN,
+        _weight(2, 2, _main_grad(torch.Tensor.int)),
+        RuntimeError,
+        ("FC2 weight2.main_grad", "int32", "floating"),
+    ),
     "tied and delayed": Bad(
         SEVERAL.but(delay=True),
         _tied(0),
@@ -527,7 +539,7 @@ def _read_call(host: tuple[int, ...] | None, env: dict[str, bool], **changes: An
     switches = dataclasses.replace(environment.current().switches, **env)
     contexts = [SimpleNamespace(requires_grad=True)] * 3
     record = dataclasses.replace(environment.current(), switches=switches)
-    return inputs.read_call(ops, contexts, problem, read, drawn.prob, host, record)
+    return inputs.read_call(contexts, problem, read, drawn.prob, host, record)
 
 
 def test_unread_splits_are_full_by_promise_alone() -> None:

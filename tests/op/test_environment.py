@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import os
 import subprocess
 import sys
 import types
+from unittest import mock
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ SWITCHES = {
     environment.FULL_ROWS_SWITCH: "full_rows",
     environment.CHECK_SWITCH: "check",
     environment.DETERMINISM_SWITCH: "allow_nondeterministic",
+    environment.REUSE_WEIGHTS_SWITCH: "reuse_weights",
 }
 NO_TORCH = ("torch", "transformer_engine", "transformer_engine_torch", "cudnn")
 NO_TE = NO_TORCH[1:]
@@ -59,6 +62,21 @@ def test_backend_switch(monkeypatch):
     assert current().switches.backend == "cutedsl"
     monkeypatch.setenv(environment.BACKEND_SWITCH, "")
     assert current().switches.backend == "auto"
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_switches_follow_an_environ_that_was_replaced_or_patched(monkeypatch, name):
+    monkeypatch.setenv(name, "0")
+    before = read_switches()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "environ", {name: "1"})
+        assert getattr(read_switches(), SWITCHES[name]) is True
+    assert read_switches() == before
+    with mock.patch.dict(os.environ, {name: "1"}):
+        assert getattr(read_switches(), SWITCHES[name]) is True
+    assert read_switches() == before
+    with mock.patch.dict(os.environb, {name.encode(): b"1"}):
+        assert getattr(read_switches(), SWITCHES[name]) is True
 
 
 def test_override_replaces_and_restores():

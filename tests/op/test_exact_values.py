@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import weakref
 from typing import Any
 
 import pytest
 import torch
 
-from te_grouped_mlp.op import exact_weights
+from te_grouped_mlp.op import environment, exact_weights
+from te_grouped_mlp.op.operands import ExactCopy
 from tests.support import step
 from tests.support.prequantized import run_prequantized
 from tests.support.step import StepCase
@@ -72,6 +75,28 @@ def test_equal_with_prequantized_tokens(ready: bool, monkeypatch: pytest.MonkeyP
     assert calls.count("quantize") == 2
 
 
+@pytest.mark.parametrize("reuse", [False, True], ids=["new", "kept"])
+@pytest.mark.parametrize("descending", [False, True], ids=["apart", "descending"])
+def test_what_the_forward_saves_may_come_back_as_other_tensors(
+    descending: bool, reuse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when it is offloaded; with weights that lie in one buffer, the last expert first, too."""
+    expected = step.run_step(SEVERAL)
+    model = step.make_model(SEVERAL)
+    for op in (model[0], model[2]) if descending else ():
+        weights = [getattr(op, f"weight{index}") for index in range(op.num_groups)]
+        buffer = torch.stack([weight.detach() for weight in weights[::-1]])
+        for weight, part in zip(weights, buffer.unbind(0)[::-1], strict=True):
+            weight.data = part
+    with in_use(monkeypatch, reuse_weights=reuse):
+        for _ in range(2):
+            model.zero_grad()
+            inputs = step.make_inputs(SEVERAL)
+            with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
+                y = step.run_model(model, SEVERAL, inputs)
+            step.assert_same(step.collect(SEVERAL, model, inputs, y), expected)
+
+
 # Weights that are kept --------------------------------------------------------------------------
 
 
@@ -118,19 +143,94 @@ def replaced(model: Any) -> None:
     model[0].weight0 = new
 
 
+class KernelOptimizer(torch.optim.Optimizer):
+    """Writes as fused optimizers do, whose kernels move no version counter."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.mul_(2.0)
+
+
+def stepped(model: Any) -> None:
+    """Change FC1's weights in a way that PyTorch does not count."""
+    KernelOptimizer([model[0].weight0, model[0].weight1]).step()
+
+
 @pytest.mark.parametrize(
-    ("change", "remade"), [(nothing, 0), (in_place, 1), (repointed, 1), (replaced, 1)]
+    ("change", "remade"),
+    [(nothing, 0), (in_place, 1), (repointed, 1), (replaced, 1), (stepped, 2)],
 )
 def test_kept_weights_follow_what_pytorch_counts(
     change: Any, remade: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = SEVERAL
     count, y = weights_made(monkeypatch, case, change)
-    assert count == remade
     model = step.make_model(case)
     change(model)
     fresh = step.forward(model, case, step.make_inputs(case)).detach()
     assert step.same_bits(y, fresh)
+    assert count == remade
+
+
+def test_new_storage_at_an_old_address_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when weights leave a GPU and others come: the allocator gives the same memory again."""
+    case = SEVERAL
+    model, inputs = step.make_model(case), step.make_inputs(case)
+    weight = model[2].weight2
+    memory = bytearray(weight.numel() * weight.element_size())
+
+    def move(values: torch.Tensor) -> int:
+        weight.data = torch.empty_like(values)
+        weight.data = torch.frombuffer(memory, dtype=values.dtype).view(values.shape)
+        weight.data.copy_(values)
+        return weight.data_ptr()
+
+    first = weight.detach().clone()
+    with in_use(monkeypatch, reuse_weights=True):
+        before = move(first), weight._version
+        step.run_model(model, case, inputs)
+        assert (move(first * 2.0), weight._version) == before
+        y = step.run_model(model, case, inputs)
+        with environment.override(
+            switches=dataclasses.replace(environment.current().switches, reuse_weights=False)
+        ):
+            assert step.same_bits(y, step.run_model(model, case, inputs))
+
+
+def test_copies_that_do_not_serve_go_before_others_are_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = SEVERAL
+    model, inputs = step.make_model(case), step.make_inputs(case)
+    before = len(exact_weights._kept)
+    with in_use(monkeypatch, reuse_weights=True):
+        step.run_model(model, case, inputs)
+        assert len(exact_weights._kept) == before + 2
+        in_place(model)
+        original, held = exact_weights.of_plain, []
+
+        def look(*args: Any, **kwargs: Any) -> Any:
+            held.append(len(exact_weights._kept))
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(exact_weights, "of_plain", look)
+        step.run_model(model, case, inputs)
+        assert held == [before + 1]
+        stepped(model)
+        assert len(exact_weights._kept) == 0
+
+
+def test_a_copy_serves_the_stream_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another stream may come to it before it is written."""
+
+    def other_stream(_: Any) -> None:
+        monkeypatch.setattr(exact_weights, "_stream", lambda device: 1)
+
+    assert weights_made(monkeypatch, SEVERAL, other_stream)[0] == 2
 
 
 def test_without_the_promise_weights_are_made_in_every_step(
@@ -170,3 +270,39 @@ def test_what_is_kept_goes_with_the_model(monkeypatch: pytest.MonkeyPatch) -> No
     before = len(exact_weights._kept)
     weights_made(monkeypatch, SEVERAL, nothing)
     assert len(exact_weights._kept) == before
+
+
+# Memory -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delay", [False, True], ids=["now", "delayed"])
+def test_the_output_gradients_copies_go_before_the_inputs_gradient_is_made(
+    delay: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are as large as dx and the values of x, which come next; a delayed dW2 needs one."""
+    case = SEVERAL.but(delay=delay)
+    model, inputs = step.make_model(case), step.make_inputs(case)
+    from te_grouped_mlp.op import data_gradient, quantize
+
+    made: list[Any] = []
+    alive: list[tuple[bool, bool]] = []
+    tokens, of_input = quantize.tokens, data_gradient.of_input
+
+    def remember(*args: Any, **kwargs: Any) -> Any:
+        operand = tokens(*args, **kwargs)
+        column = operand.column
+        held = column.values if isinstance(column, ExactCopy) else column.data
+        made.append((weakref.ref(operand.row.values), weakref.ref(held)))
+        return operand
+
+    def look(*args: Any) -> Any:
+        row, column = made[-1]
+        alive.append((row() is not None, column() is not None))
+        return of_input(*args)
+
+    monkeypatch.setattr(quantize, "tokens", remember)
+    monkeypatch.setattr(data_gradient, "of_input", look)
+    with in_use(monkeypatch):
+        step.run_model(model, case, inputs)
+    assert len(made) == 2
+    assert alive == [(False, delay)]

@@ -369,11 +369,13 @@ def test_cpu_offload_is_told_of_the_saved_activations(monkeypatch: pytest.Monkey
     """Data and scales of both quantized inputs, and the pre-activation; no weight, no routing."""
     module = importlib.import_module("transformer_engine.pytorch.ops.fused.grouped_mlp")
     told: dict[str, list[torch.Tensor]] = {"start": [], "mark": []}
+    stays: list[torch.Tensor] = []
     monkeypatch.setattr(module, "is_cpu_offload_enabled", lambda: True)
     monkeypatch.setattr(module, "start_offload", lambda *tensors: told["start"].extend(tensors))
     monkeypatch.setattr(
         module, "mark_activation_offload", lambda *tensors: told["mark"].extend(tensors)
     )
+    monkeypatch.setattr(module, "mark_not_offload", lambda *tensors: stays.extend(tensors))
     saved: list[torch.Tensor] = []
     model, inputs = step.make_model(SMALL), step.make_inputs(SMALL)
 
@@ -394,6 +396,13 @@ def test_cpu_offload_is_told_of_the_saved_activations(monkeypatch: pytest.Monkey
     for tensors in told.values():
         assert sorted(((t.dtype, t.numel()) for t in tensors), key=str) == sorted(expected, key=str)
         assert all(any(tensor is other for other in saved) for tensor in tensors)
+    # Codes and scales of both weights' column copies.
+    assert sum(tensor.numel() for tensor in stays) == sum(
+        weight.numel() * 33 // 32 for weight in model.parameters()
+    )
+    left = {id(tensor) for tensor in (*stays, *told["mark"])}
+    rest = [tensor for tensor in saved if id(tensor) not in left]
+    assert max(tensor.numel() for tensor in rest) <= rows
     y.backward(inputs.dy)
     step.assert_same(step.collect(SMALL, model, inputs, y), step.run_step(SMALL))
 

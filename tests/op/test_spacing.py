@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections.abc import Callable
 
@@ -112,6 +113,54 @@ def test_no_error_is_left_behind():
     assert _C.spacing(table, [], torch.Tensor, torch.nn.Parameter) is None
     # A pending error would surface in the next call.
     assert spacing.distance(members()) == 512
+
+
+class Table(ctypes.Structure):
+    """The part of a table that all versions share."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("older", ctypes.c_void_p),
+    )
+
+
+@needs_table
+def test_a_table_of_a_later_version_is_used_by_way_of_an_older_one():
+    name = b"dlpack_exchange_api"
+    python = ctypes.pythonapi
+    python.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    python.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    python.PyCapsule_New.restype = ctypes.py_object
+    python.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+
+    def capsule(table):
+        return python.PyCapsule_New(ctypes.addressof(table), name, None)
+
+    real = python.PyCapsule_GetPointer(torch.Tensor.__dlpack_c_exchange_api__, name)
+    second = Table(2, 0, real)
+    third = Table(3, 1, ctypes.addressof(second))
+    alone = Table(2, 0, None)
+    for table in (second, third):
+        usable = spacing._usable(capsule(table))
+        assert usable is not None
+        assert _C.spacing(usable, members(), torch.Tensor, torch.nn.Parameter) == 512
+    assert spacing._usable(capsule(alone)) is None
+    assert spacing._usable(object()) is None
+    assert spacing._usable(None) is None
+
+
+def test_tensors_at_even_distances_in_storages_of_their_own_are_not_one():
+    """An allocator may well hand out blocks that follow each other."""
+    memory, size = bytearray(4 * 1024), SHAPE[0] * SHAPE[1]
+    found = [
+        torch.frombuffer(memory, dtype=torch.float32, offset=1024 * index, count=size).view(SHAPE)
+        for index in range(4)
+    ]
+    assert spacing.distance(found) == 1024
+    assert spacing.joined(found, 1024) is None
+    assert arguments.evenly_spaced(found, SHAPE) is None
+    assert arguments.evenly_spaced(found[::-1], SHAPE) is None
 
 
 def moved(kind: str) -> list[torch.Tensor]:

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from te_grouped_mlp.op.operands import Axis
 from tests.op import fixtures
 from tests.support import step
 from tests.support.step import StepCase
+from tests.support.values_backend import in_use
 
 pytestmark = pytest.mark.usefixtures("fused_switch", "hostile_memory")
 
@@ -369,6 +371,36 @@ def test_distributed_weights(base: StepCase, grad: str) -> None:
         if "weight" in name:
             assert parameter.grad_added_to_main_grad, name
             assert parameter.grad is None or parameter.grad.shape == parameter.shape, name
+
+
+def only(axis: Axis, weights: list[torch.Tensor]) -> list[Any]:
+    """MXFP8 copies of weights along one axis, as an owner gathers what a pass reads."""
+    import transformer_engine_torch as tex
+    from transformer_engine.pytorch.tensor.mxfp8_tensor import MXFP8Quantizer
+
+    row = axis is Axis.ROW
+    quantizer = MXFP8Quantizer(tex.DType.kFloat8E4M3, rowwise=row, columnwise=not row)
+    return [quantizer(weight) for weight in weights]
+
+
+@pytest.mark.parametrize("values", [False, True], ids=["bytes", "values"])
+def test_distributed_weights_gathered_quantized(
+    values: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each pass asks for the copy that it reads: the other one was not gathered."""
+    case = SMALL
+    model, inputs = step.make_model(case), step.make_inputs(case)
+    received = shard(model, case, [])
+    for op in model[0], model[2]:
+        lead = op.weight0
+        full = lead.materialize_group_for_forward()
+        lead.materialize_group_for_forward = lambda full=full: only(Axis.ROW, full)
+        lead.materialize_group_for_backward = lambda full=full: only(Axis.COLUMN, full)
+    with in_use(monkeypatch) if values else contextlib.nullcontext():
+        y = step.run_model(model, case, inputs)
+    expected = step.run_step(case)
+    found = {"y": y.detach(), "dx": inputs.x.grad, "dprob": inputs.prob.grad, **received}
+    step.assert_same(found, {name: expected[name] for name in found})
 
 
 # TE itself cannot make a grouped weight at the first call: it tries to copy into quantized storage.

@@ -87,7 +87,8 @@ def test_the_view_delegates_and_answers():
     from te_grouped_mlp.standalone.torch_view import make_view
 
     view = make_view()
-    assert view.Tensor is torch.Tensor
+    # Asked for hundreds of times in a step, so it is answered without delegating.
+    assert vars(view)["Tensor"] is torch.Tensor
     assert view.nn is torch.nn
     assert view.cuda.Stream is torch.cuda.Stream
     assert view.cuda.get_device_capability() == (10, 0)

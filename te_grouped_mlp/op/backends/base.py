@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -15,9 +14,10 @@ from te_grouped_mlp.op.layout import GroupLayout, Kernel, Launch
 from te_grouped_mlp.op.operands import GroupedOperand, WeightOperand
 from te_grouped_mlp.op.plan import Plan, Reject
 from te_grouped_mlp.op.problem import Call, Problem
+from te_grouped_mlp.op.record import record
 
 
-@dataclass(frozen=True)
+@record
 class Fc1Epilogue:
     """What `fc1_act` does to the accumulator.
 
@@ -34,7 +34,7 @@ class Fc1Epilogue:
     want_pre_activation: bool
 
 
-@dataclass(frozen=True)
+@record
 class Fc1Result:
     """What `fc1_act` returns; all tensors are new and owned by the caller.
 
@@ -48,7 +48,7 @@ class Fc1Result:
     pre_activation: torch.Tensor | None
 
 
-@dataclass(frozen=True)
+@record
 class GemmEpilogue:
     """What `gemm` does to the accumulator.
 
@@ -64,7 +64,7 @@ class GemmEpilogue:
     zero_tail: bool = True
 
 
-@dataclass(frozen=True)
+@record
 class DactEpilogue:
     """What `dact_dgrad` does to the accumulator.
 
@@ -83,7 +83,7 @@ class DactEpilogue:
     want_activated: bool = False
 
 
-@dataclass(frozen=True)
+@record
 class DactResult:
     """What `dact_dgrad` returns; all tensors are new and owned by the caller.
 

@@ -64,7 +64,8 @@ def _capture_id(handle: int) -> int:
     return int(identity)
 
 
-_last: dict[tuple[str, torch.device], Lane] = {}
+_last: dict[tuple[str, torch.device, int | None], Any] = {}
+"""Wrapper, device and capture to the stream of the latest launch."""
 
 
 def launch(
@@ -95,12 +96,10 @@ def take_turn(name: str, device: torch.device, at: Lane) -> None:
     An order across the border of a capture is not possible, nor is one with an earlier capture
     needed: its launches run when its graph is replayed.
     """
-    before = _last.get((name, device))
-    _last[(name, device)] = at
-    if before is None or at.stream is None or before.stream is None:
-        return
-    if before.stream != at.stream and before.capture == at.capture:
-        at.stream.wait_stream(before.stream)
+    key = (name, device, at.capture)
+    before, _last[key] = _last.get(key), at.stream
+    if before is not None and at.stream is not None and before != at.stream:
+        at.stream.wait_stream(before)
 
 
 def forget_old_shapes(name: str, function: Callable[..., Any]) -> None:
@@ -138,14 +137,21 @@ def wgrad_workspace(
     return _workspaces[key]
 
 
-_ones: dict[tuple[int, torch.device], torch.Tensor] = {}
+_ones: dict[tuple[int, torch.device, int | None], torch.Tensor] = {}
 
 
 def ones(count: int, device: torch.device, at: Lane) -> torch.Tensor:
-    """Return fp32 ones (count,), to be read only; kept for the next call but inside a capture."""
-    found = _ones.get((count, device))
-    if found is None:
-        found = torch.ones(count, dtype=torch.float32, device=device)
-        if at.capture is None:
-            _ones[(count, device)] = found
-    return found
+    """Return fp32 ones (count,), to be read only.
+
+    Kept for the next call on the same stream, since another could read them before they are
+    written. A capture, before which torch waits for the device, takes those of any stream, so that
+    a replay need not write them; what it makes is not kept.
+    """
+    if at.capture is None:
+        key = (count, device, at.handle)
+        if key not in _ones:
+            _ones[key] = torch.ones(count, dtype=torch.float32, device=device)
+        return _ones[key]
+    kept = (each for key, each in _ones.items() if key[:2] == (count, device))
+    found = next(kept, None)
+    return torch.ones(count, dtype=torch.float32, device=device) if found is None else found

@@ -10,6 +10,7 @@ chip and the frontend's have.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from te_grouped_mlp.op.environment import STANDALONE_SWITCH, Absent, Environment
@@ -55,7 +56,10 @@ def plan_launches(problem: Problem, call: Call, env: Environment) -> tuple[Launc
     """
     found = next(_problem_refusals(problem, env, steps_in=call.deterministic), None)
     found = found or next(_call_refusals(problem, call), None)
-    return found if found is not None else tuple(_launches(problem, call))
+    if found is not None:
+        return found
+    bias = problem.fc2.has_bias and problem.fc2.scale_bias
+    return _launches(call.format.is_block_scaled, call.wanted, call.unit_scale, bias)
 
 
 def _problem_refusals(problem: Problem, env: Environment, *, steps_in: bool) -> Iterator[Reject]:
@@ -139,31 +143,34 @@ def _row_refusals(call: Call) -> Iterator[Reject]:
         yield Reject(Reason.ALIGNMENT, detail)
 
 
-def _launches(problem: Problem, call: Call) -> Iterator[Launch]:
-    quantized = call.format.is_block_scaled
+# A step with another number of rows than the one before needs a new plan of the same launches.
+@functools.lru_cache(maxsize=256)
+def _launches(
+    quantized: bool, wanted: frozenset[Output], unit_scale: bool, scaled_bias: bool
+) -> tuple[Launch, ...]:
+    def launch(kernel: Kernel, *outputs: Output) -> None:
+        computed = wanted.intersection(outputs)
+        found.append(Launch(kernel, _PACKED, outputs=computed, deterministic=computed))
+
+    found: list[Launch] = []
     if quantized:
-        yield _launch(call, Kernel.QUANTIZE_INPUT)
-    yield _launch(call, Kernel.FC1_ACT, Output.Y)
-    yield _launch(call, Kernel.FC2_FORWARD, Output.Y)
-    dprob = call.wants(Output.DPROB) and not call.unit_scale
-    needs_dact = dprob or call.wants(Output.DX, Output.DW1, Output.DB1)
-    scaled_bias = problem.fc2.has_bias and problem.fc2.scale_bias
-    if quantized and (needs_dact or call.wants(Output.DW2)):
-        yield _launch(call, Kernel.QUANTIZE_GRAD)
-    if call.wants(Output.DB2) or (scaled_bias and call.wants(Output.DPROB)):
+        launch(Kernel.QUANTIZE_INPUT)
+    launch(Kernel.FC1_ACT, Output.Y)
+    launch(Kernel.FC2_FORWARD, Output.Y)
+    dprob = Output.DPROB in wanted and not unit_scale
+    needs_dact = dprob or not wanted.isdisjoint((Output.DX, Output.DW1, Output.DB1))
+    if quantized and (needs_dact or Output.DW2 in wanted):
+        launch(Kernel.QUANTIZE_GRAD)
+    if Output.DB2 in wanted or (scaled_bias and Output.DPROB in wanted):
         scales = (Output.DPROB,) if scaled_bias else ()
-        yield _launch(call, Kernel.FC2_BIAS_GRAD, Output.DB2, *scales)
+        launch(Kernel.FC2_BIAS_GRAD, Output.DB2, *scales)
     if needs_dact:
         probs = (Output.DPROB,) if dprob else ()
-        yield _launch(call, Kernel.DACT_DGRAD, Output.DB1, *probs)
-    if call.wants(Output.DW2):
-        yield _launch(call, Kernel.FC2_WGRAD, Output.DW2)
-    if call.wants(Output.DX):
-        yield _launch(call, Kernel.FC1_DGRAD, Output.DX)
-    if call.wants(Output.DW1):
-        yield _launch(call, Kernel.FC1_WGRAD, Output.DW1)
-
-
-def _launch(call: Call, kernel: Kernel, *outputs: Output) -> Launch:
-    wanted = call.wanted.intersection(outputs)
-    return Launch(kernel, _PACKED, outputs=wanted, deterministic=wanted)
+        launch(Kernel.DACT_DGRAD, Output.DB1, *probs)
+    if Output.DW2 in wanted:
+        launch(Kernel.FC2_WGRAD, Output.DW2)
+    if Output.DX in wanted:
+        launch(Kernel.FC1_DGRAD, Output.DX)
+    if Output.DW1 in wanted:
+        launch(Kernel.FC1_WGRAD, Output.DW1)
+    return tuple(found)

@@ -374,6 +374,18 @@ def test_turns_are_taken_inside_a_capture_and_not_across_its_border() -> None:
     assert c.waited == [b]
     streams.take_turn("glu", CUDA, streams.Lane(a))
     assert a.waited == []
+    # The one before it outside the capture.
+    streams.take_turn("glu", CUDA, streams.Lane(c))
+    assert c.waited == [b, a]
+
+
+@pytest.mark.usefixtures("no_history")
+def test_a_capture_does_not_hide_the_launch_before_it() -> None:
+    a, b, c = FakeStream(1), FakeStream(2), FakeStream(3)
+    streams.take_turn("glu", CUDA, streams.Lane(a))
+    streams.take_turn("glu", CUDA, streams.Lane(b, capture=7))
+    streams.take_turn("glu", CUDA, streams.Lane(c))
+    assert c.waited == [a]
 
 
 @pytest.mark.parametrize("capturing", [False, True])
@@ -432,6 +444,18 @@ def test_ones_made_inside_a_capture_are_not_kept() -> None:
     kept = streams.ones(4, cpu, streams.Lane(None))
     assert kept is not inside
     assert streams.ones(4, cpu, streams.Lane(None)) is kept
+
+
+@pytest.mark.usefixtures("no_history")
+def test_ones_serve_the_stream_that_writes_them() -> None:
+    """Another stream may read them before they are written."""
+    cpu = torch.device("cpu")
+    a, b = streams.Lane(FakeStream(1)), streams.Lane(FakeStream(2))
+    made = streams.ones(4, cpu, a)
+    assert streams.ones(4, cpu, b) is not made
+    assert streams.ones(4, cpu, a) is made
+    assert streams.ones(4, cpu, streams.Lane(FakeStream(3), capture=7)) is made
+    assert streams.ones(5, cpu, a).numel() == 5
 
 
 def test_a_wrapper_does_not_remember_every_row_count() -> None:

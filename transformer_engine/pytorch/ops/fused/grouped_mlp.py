@@ -22,6 +22,7 @@ import torch
 from transformer_engine.pytorch.cpu_offload import (
     is_cpu_offload_enabled,
     mark_activation_offload,
+    mark_not_offload,
     start_offload,
 )
 from transformer_engine.pytorch.ops.fuser import register_forward_backward_fusion
@@ -53,6 +54,7 @@ from te_grouped_mlp.op.inputs import (
     output_buffer,
     read_call,
     read_inputs,
+    require_main_grads,
 )
 from te_grouped_mlp.op.layout import Kernel, Output
 from te_grouped_mlp.op.operands import Axis, Splits, torch_dtype
@@ -106,14 +108,16 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
         Raises:
             ValueError, TypeError, RuntimeError: Before any kernel; the message names the argument.
         """
-        ops, env = tuple(self.basic_ops), environment.current()
+        fc1, activation, fc2 = self.basic_ops
+        ops, env = (fc1, activation, fc2), environment.current()
         problem = self._problem(ops)
         inputs = read_inputs(ops, problem, input_, basic_op_extra_inputs, basic_op_kwargs)
         prob = basic_op_extra_inputs[1][0]
         host = te_adapter.host_splits(inputs.split_sizes, env.switches)
-        call = read_call(ops, basic_op_ctxs, problem, inputs, prob, host, env)
+        call = read_call(basic_op_ctxs, problem, inputs, prob, host, env)
         plan = selection.make_plan(problem, call, env)
-        out = output_buffer(ops, plan, inputs)
+        require_main_grads(plan, inputs)
+        out = output_buffer(plan, inputs)
         splits = te_adapter.read_splits(inputs.split_sizes, host, problem, inputs.x.device)
         state = _forward(ops, plan, inputs, splits, out)
         ctx = basic_op_ctxs[0]
@@ -123,6 +127,7 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
             if is_cpu_offload_enabled():
                 start_offload(*saved.activations(state))
                 mark_activation_offload(*saved.activations(state))
+                mark_not_offload(*saved.weight_copies(state))
             ctx.save_for_backward(*tensors)
             ctx.input_shape, ctx.grad_input = inputs.shape, inputs.grad_input
             ctx.prob_shape, ctx.prob_dtype = prob.shape, prob.dtype
@@ -170,8 +175,9 @@ def _forward(
     dw1, dx = call.wants(Output.DW1), call.wants(Output.DX)
     keeps_activated = call.wants(Output.DW2) and not plan.recomputes_activated
 
-    w1 = weights.forward_members(fc1, problem.fc1, plan, column=dx)
-    w2 = weights.forward_members(fc2, problem.fc2, plan, column=call.needs_dact)
+    weights1, weights2 = inputs.weights
+    w1 = weights.forward_members(fc1, weights1, problem.fc1, plan, column=dx)
+    w2 = weights.forward_members(fc2, weights2, problem.fc2, plan, column=call.needs_dact)
     quantizer = fc1.get_quantizer("forward", 0)
     x = quantize.tokens(inputs.x, quantizer, plan, splits, row=True, column=dw1, waits=True)
     first = run.fc1_act(
@@ -224,6 +230,8 @@ def _backward(
     grads2 = weight_gradient.parameter_grads(
         fc2, plan, run, Kernel.FC2_WGRAD, activated, dy, db2, owns_x=call.format.is_block_scaled
     )
+    # Their memory serves dx and FC1's weight gradient.
+    del dy, activated
     dx = data_gradient.of_input(fc1, run, state, act.grad, grad_input)
     grads1 = weight_gradient.parameter_grads(
         fc1, plan, run, Kernel.FC1_WGRAD, state.x, act.grad, act.bias_grad, owns_x=state.owns_x

@@ -6,8 +6,10 @@ A value that bf16 cannot hold becomes the neighbour whose last bit is one. Round
 nearest in a type with at least two bits less (E4M3 has four) then gives what rounding the value
 itself gives, and comparing it with a number that has a zero as last bit (448 times a power of two)
 answers as for the value itself. So a block-scaled copy made of the stored values is the copy that
-would have been made of the registers. (S. Boldo and G. Melquiond, "Emulation of a FMA and
-correctly rounded sums: proved algorithms using rounding to odd", 2008.)
+would have been made of the registers, for blocks whose largest magnitude is above 448 * 2^-123
+(scale byte 5): below, bf16's subnormals have too few bits, and a code may be another. (S. Boldo and
+G. Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to
+odd", 2008.)
 """
 
 import cutlass
