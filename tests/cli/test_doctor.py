@@ -24,6 +24,14 @@ from tests.cli import frontend_signatures
 from tests.cli.conftest import ROOT, Shell, python
 
 BLACKWELL = ("--assume", "sm=100,frontend=1.32.0,te=2.20.2")
+
+
+@pytest.fixture(autouse=True)
+def _no_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests for a GPU set the switch where they are collected; an assumed machine has none."""
+    monkeypatch.delenv(loader.SWITCH, raising=False)
+
+
 BOTH = """
 import sys, te_grouped_mlp
 {before}
