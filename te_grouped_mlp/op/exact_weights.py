@@ -23,6 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from te_grouped_mlp.op import memory, spacing
 from te_grouped_mlp.op.operands import Axis
+from te_grouped_mlp.op.spacing import Matrices
 
 
 @dataclass(frozen=True)
@@ -200,15 +201,14 @@ def _forget_at_steps() -> None:
     register_optimizer_step_post_hook(lambda *_: _kept.clear())
 
 
-def _in_one(weights: Sequence[torch.Tensor]) -> tuple[torch.Tensor, bool]:
-    """Return weights as one (G, out, in) tensor, and whether the last expert comes first."""
+def _in_one(weights: Sequence[torch.Tensor]) -> Matrices:
+    """Return weights in one tensor: as they lie where that is in a row, else copied."""
     if isinstance(weights, torch.Tensor):
-        return weights, False
-    step = spacing.distance(weights) or 0
-    whole = spacing.joined(weights[::-1] if step < 0 else weights, abs(step))
-    if whole is not None:
-        return whole, step < 0
-    return torch.cat(tuple(weights)).view(len(weights), *weights[0].shape), False
+        return Matrices(weights)
+    found = spacing.in_a_row(weights)
+    if found is not None:
+        return found
+    return Matrices(torch.cat(tuple(weights)).view(len(weights), *weights[0].shape))
 
 
 def _empty(like: torch.Tensor, descending: bool, *, row: bool, column: bool) -> ExactWeights:

@@ -10,11 +10,23 @@ or replace a parameter or its ``main_grad`` at any time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from te_grouped_mlp import _C
+
+
+class Matrices(NamedTuple):
+    """The experts' matrices in one tensor.
+
+    Attributes:
+        values: (G, rows, cols), the matrix at the lowest address first.
+        descending: That is the last expert's.
+    """
+
+    values: torch.Tensor
+    descending: bool = False
 
 
 def _usable(table: Any) -> Any:
@@ -95,3 +107,21 @@ def joined(matrices: Sequence[torch.Tensor], step: int | None) -> torch.Tensor |
     if end > first.untyped_storage().nbytes():
         return None
     return first.as_strided((count, rows, cols), (step // size, *stride))
+
+
+def in_a_row(matrices: Sequence[torch.Tensor]) -> Matrices | None:
+    """Return matrices as one view in either order of the experts, without a copy.
+
+    In descending order (a buffer filled from its end, as Megatron fills those of parameters and
+    gradients) the view begins at the last one, since PyTorch knows no negative strides. A single
+    one is ascending.
+
+    Returns:
+        None unless they are alike (`distance`) and, in one of the two orders, as `joined` asks.
+    """
+    step = distance(matrices)
+    if step is None:
+        return None
+    descending = step < 0
+    view = joined(matrices[::-1] if descending else matrices, abs(step))
+    return None if view is None else Matrices(view, descending)

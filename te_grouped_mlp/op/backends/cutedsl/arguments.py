@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 
@@ -18,21 +17,10 @@ from te_grouped_mlp.op.operands import (
     Splits,
     WeightOperand,
 )
+from te_grouped_mlp.op.spacing import Matrices
 
 _ALIGN = 16
 """Bytes to which TMA wants addresses and row strides aligned."""
-
-
-class Matrices(NamedTuple):
-    """The experts' matrices in one tensor, as a kernel takes them.
-
-    Attributes:
-        values: (G, rows, cols), the matrix at the lowest address first.
-        descending: That is the last expert's.
-    """
-
-    values: torch.Tensor
-    descending: bool = False
 
 
 def int32_offsets(splits: Splits) -> torch.Tensor:
@@ -200,19 +188,13 @@ def require_shapes(name: str, members: Sequence[torch.Tensor], shape: tuple[int,
 def evenly_spaced(members: Sequence[torch.Tensor], shape: tuple[int, int]) -> Matrices | None:
     """Return matrices that lie evenly in one storage as one (G, rows, cols) view, else None.
 
-    The members must have `shape`, agree in dtype and strides, follow each other at one distance,
-    not overlap, and be addressable by TMA. In descending order (a buffer filled from its end, as
-    Megatron fills those of parameters and gradients) the view begins at the last member, since
-    PyTorch knows no negative strides. One member is ascending.
+    The members must have `shape`, lie as `spacing.in_a_row` says, in either order, and be
+    addressable by TMA.
     """
-    step = spacing.distance(members)
-    if step is None or tuple(members[0].shape) != shape:
+    if tuple(members[0].shape) != shape:
         return None
-    descending = step < 0
-    view = spacing.joined(members[::-1] if descending else members, abs(step))
-    if view is None or not is_addressable(view):
-        return None
-    return Matrices(view, descending)
+    found = spacing.in_a_row(members)
+    return found if found is not None and is_addressable(found.values) else None
 
 
 def in_pairs(bias: torch.Tensor, width: int | None) -> torch.Tensor:
