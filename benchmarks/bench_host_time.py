@@ -69,6 +69,28 @@ _DEVICE_CALLS = {
 }
 
 
+def model_of(case: StepCase, *, packed: bool = False, descending: bool = False) -> Any:
+    """The case's model; its main_grads lie beside it, `packed` for those of a linear in a row.
+
+    Frameworks keep main_grads in one buffer; so may weights lie, whose storage is moved there.
+    Megatron fills its buffers from the end: `descending`.
+    """
+    model = step.make_model(case)
+    for op in (model[0], model[2]):
+        found = [value for name, value in op.named_parameters() if name.startswith("weight")]
+        first, shape = found[0], (len(found), *found[0].shape)
+        grads = torch.zeros(shape, dtype=torch.float32, device=first.device).unbind(0)
+        values = torch.empty(shape, dtype=first.dtype, device=first.device).unbind(0)
+        if descending:
+            grads, values = grads[::-1], values[::-1]
+        for index, parameter in enumerate(found):
+            parameter.main_grad = grads[index] if packed else grads[index].clone()
+            if packed and len(found) > 1:
+                values[index].copy_(parameter.data)
+                parameter.data = values[index]
+    return model
+
+
 class Recording:
     """The results of every device call of one step, given again in the same order."""
 

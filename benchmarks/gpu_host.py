@@ -36,28 +36,6 @@ def case_of(experts: int, weight: str = "discrete", hidden: int = 2048, ffn: int
     )  # fmt: skip
 
 
-def model_of(case: StepCase, *, packed: bool = False, descending: bool = False) -> Any:
-    """The case's model; its main_grads lie on the GPU, `packed` for those of a linear in a row.
-
-    Frameworks keep main_grads in one buffer; so may weights lie, whose storage is moved there.
-    Megatron fills its buffers from the end: `descending`.
-    """
-    model = step.make_model(case)
-    for op in (model[0], model[2]):
-        found = [value for name, value in op.named_parameters() if name.startswith("weight")]
-        shape = (len(found), *found[0].shape)
-        grads = torch.zeros(shape, dtype=torch.float32, device="cuda").unbind(0)
-        values = torch.empty(shape, dtype=torch.bfloat16, device="cuda").unbind(0)
-        if descending:
-            grads, values = grads[::-1], values[::-1]
-        for index, parameter in enumerate(found):
-            parameter.main_grad = grads[index] if packed else grads[index].clone()
-            if packed and len(found) > 1:
-                values[index].copy_(parameter.data)
-                parameter.data = values[index]
-    return model
-
-
 class Watch:
     """Counts what one method of one object takes, in milliseconds: on the wall, and of the CPU."""
 
@@ -89,7 +67,7 @@ def own_ms(
     `wait` for the GPU before every step; else the host runs ahead of it, as in training.
     """
     case = case_of(experts, weight)
-    model, inputs = model_of(case, packed=packed), step.make_inputs(case)
+    model, inputs = host.model_of(case, packed=packed), step.make_inputs(case)
     fused_runs: list[Any] = []
     step.run_model(model, case, inputs)
     fused = step.fused_op(model)
@@ -129,7 +107,7 @@ def own_ms(
 def profile(experts: int, weight: str, packed: bool) -> None:
     """Print where the host's time goes in each pass."""
     case = case_of(experts, weight)
-    model, inputs = model_of(case, packed=packed), step.make_inputs(case)
+    model, inputs = host.model_of(case, packed=packed), step.make_inputs(case)
     step.run_model(model, case, inputs)
     fused = step.fused_op(model)
     seen = {name: cProfile.Profile() for name in host.PASSES}
@@ -146,7 +124,8 @@ def profile(experts: int, weight: str, packed: bool) -> None:
 def device_ms(packed: bool, descending: bool) -> dict[str, float]:
     """Return the device time of a whole step through Transformer Engine on the first shape."""
     case = case_of(8, ffn=4096).but(splits=(2048,) * 8)
-    model, inputs = model_of(case, packed=packed, descending=descending), step.make_inputs(case)
+    model = host.model_of(case, packed=packed, descending=descending)
+    inputs = step.make_inputs(case)
 
     def work() -> None:
         forget_gradients(model, inputs)
@@ -158,7 +137,7 @@ def device_ms(packed: bool, descending: bool) -> dict[str, float]:
 def first() -> dict[str, float]:
     """Return the seconds of the first step: what it compiles or loads, and runs."""
     case = case_of(8, ffn=4096)
-    model, inputs = model_of(case), step.make_inputs(case)
+    model, inputs = host.model_of(case), step.make_inputs(case)
     # The GPU's own start is no part of it.
     (torch.randn(64, 64, device="cuda") @ torch.randn(64, 64, device="cuda")).sum().item()
     times = []

@@ -71,23 +71,6 @@ def case_of(experts: int, weight: str) -> StepCase:
     )  # fmt: skip
 
 
-def model_of(case: StepCase, *, packed: bool) -> Any:
-    """The case's model, with experts and main_grads in one allocation if `packed`."""
-    model = step.make_model(case)
-    for op in (model[0], model[2]):
-        found = [value for name, value in op.named_parameters() if name.startswith("weight")]
-        shape = (len(found), *found[0].shape)
-        grads = torch.zeros(shape, dtype=torch.float32).unbind(0)
-        values = torch.empty(shape, dtype=torch.bfloat16).unbind(0)
-        for index, parameter in enumerate(found):
-            if packed:
-                parameter.main_grad = grads[index]
-            if packed and len(found) > 1:
-                values[index].copy_(parameter.data)
-                parameter.data = values[index]
-    return model
-
-
 class Bench(host.Bench):
     """A step over the native backend; only the offsets of the splits are replayed."""
 
@@ -97,7 +80,7 @@ class Bench(host.Bench):
         host._DEVICE_CALLS[host.tex] = ("splits_to_offsets_multi",)
         make = step.make_model
         step.make_model = lambda _case: (
-            setattr(step, "make_model", make) or model_of(_case, packed=packed)
+            setattr(step, "make_model", make) or host.model_of(_case, packed=packed)
         )
         super().__init__(case)
 
