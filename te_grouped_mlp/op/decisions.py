@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from te_grouped_mlp import overlay
+from te_grouped_mlp.op import split_guard
 from te_grouped_mlp.op.environment import is_first_rank
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import Problem
@@ -19,6 +20,7 @@ logger = logging.getLogger("te_grouped_mlp")
 
 UNFUSED = "unfused"
 _UPSTREAM = "upstream"
+_NAN = "results are NaN"
 _KEPT = 256
 
 
@@ -28,7 +30,8 @@ class Decision:
 
     Attributes:
         problem: The candidate; None for what holds for every candidate of the process.
-        path: "reference" or another of our backends, "upstream", or "unfused".
+        path: "reference" or another of our backends, "upstream", "unfused", or what became of the
+            results.
         refusals: Every step of the order (our backends, upstream's op) that was passed over, with
             its reason.
     """
@@ -57,7 +60,8 @@ def explain(module: Any = None, *, recipe: Any = None) -> tuple[Decision, ...]:
     Returns:
         With a module: one decision per grouped MLP in it, for the switches as they are now; nothing
         is fused. Without: the decisions of fusers that ran, oldest first, equal ones once, at most
-        the latest 256. Where Transformer Engine runs without our module, the first says why.
+        the latest 256. Where Transformer Engine runs without our module, the first says why; the
+        last says of split sizes on a device that did not fit, for which it waits for the device.
     """
     if module is not None:
         from te_grouped_mlp.op import fusion
@@ -66,7 +70,11 @@ def explain(module: Any = None, *, recipe: Any = None) -> tuple[Decision, ...]:
     general = _without_our_module()
     with _lock:
         kept = tuple(_decisions)
-    return kept if general is None else (general, *kept)
+    faults = [
+        Decision(None, _NAN, (("split_sizes", Reject(Reason.SPLITS, text)),))
+        for text in split_guard.reported()
+    ]
+    return (*(() if general is None else (general,)), *kept, *faults)
 
 
 def _without_our_module() -> Decision | None:

@@ -33,6 +33,13 @@ class WgradTarget:
         """Return one (N, K) tensor per expert."""
         return tuple(self.out.unbind(0)) if isinstance(self.out, torch.Tensor) else self.out
 
+    def pieces(self) -> Sequence[torch.Tensor]:
+        """Return the same memory in few tensors: one where the experts lie without gaps."""
+        if isinstance(self.out, torch.Tensor):
+            return (self.out,)
+        stacked = spacing.in_a_row(self.out)
+        return (stacked.values,) if stacked is not None else self.out
+
 
 def main_grad_of(parameter: torch.Tensor, name: str) -> torch.Tensor:
     """Return the ``main_grad`` of a parameter, refreshed from its FSDP owner where there is one.

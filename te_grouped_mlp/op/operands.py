@@ -35,6 +35,8 @@ class Splits:
         element_offsets: Feature width to int64 (G + 1,) ``offsets * width``.
         host: The sizes as Python integers where the host can read them without synchronising
             with a GPU (CPU tensors), else None.
+        fault: int64 (1,), not 0 if the sizes that a device holds did not fit and were taken for
+            zeros (`split_guard`); None where the host looked at them.
         starts: int32 (G + 1,), `offsets` as the kernels on plain values take them; or None.
     """
 
@@ -44,6 +46,7 @@ class Splits:
     element_offsets: dict[int, torch.Tensor]
     host: tuple[int, ...] | None
     starts: torch.Tensor | None = None
+    fault: torch.Tensor | None = None
 
 
 @record

@@ -33,6 +33,7 @@ class Reason(Enum):
     INPUT_KIND = "the token tensor arrives in a form that cannot be read"
     ALIGNMENT = "the row counts do not fit the kernels"
     OPTION = "an option of the ops is not one that the backend computes"
+    SPLITS = "split sizes that only the device holds did not fit"
     PATCHED = "upstream's file is patched to use this package, so it is no fallback"
 
 
@@ -64,6 +65,7 @@ class Plan:
         reads_values: Products read bf16 values on the grid of the call's block-scaled format,
             instead of bytes and scales.
         reuses_weights: Such values of the weights are kept while the weights count no change.
+        split_multiple: What every split must be a multiple of, or a tile runs into the next expert.
     """
 
     backend: str
@@ -73,6 +75,7 @@ class Plan:
     launches: tuple[Launch, ...]
     reads_values: bool = False
     reuses_weights: bool = False
+    split_multiple: int = 1
 
     @property
     def recomputes_activated(self) -> bool:

@@ -98,6 +98,7 @@ def flatten(state: SavedState) -> tuple[Skeleton, list[torch.Tensor | None]]:
         splits.ends,
         splits.offsets,
         splits.starts,
+        splits.fault,
     ]
     tensors += splits.element_offsets.values()
     tensors += (state.prob, state.pre_activation)
@@ -122,10 +123,10 @@ def restore(skeleton: Skeleton, tensors: Sequence[torch.Tensor | None]) -> Saved
         tensors: The second, or what autograd's hooks made of it.
     """
     rest: Iterator[Any] = iter(tensors)
-    sizes, ends, offsets, starts = islice(rest, 4)
+    sizes, ends, offsets, starts, fault = islice(rest, 5)
     widths = skeleton.widths
     elements = dict(zip(widths, islice(rest, len(widths)), strict=True)) if widths else {}
-    splits = Splits(sizes, ends, offsets, elements, skeleton.host, starts)
+    splits = Splits(sizes, ends, offsets, elements, skeleton.host, starts, fault)
     prob, pre_activation = islice(rest, 2)
     layout = skeleton.plan.layout
     return SavedState(

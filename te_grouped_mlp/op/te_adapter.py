@@ -24,9 +24,11 @@ from transformer_engine.pytorch.quantized_tensor import QuantizedTensorStorage
 from transformer_engine.pytorch.tensor.grouped_tensor import GroupedTensor
 from transformer_engine.pytorch.utils import clear_tensor_data
 
+from te_grouped_mlp.op import split_guard
 from te_grouped_mlp.op.environment import Switches
 from te_grouped_mlp.op.formats import MXFP8, NVFP4, UNQUANTIZED, DType, Format
 from te_grouped_mlp.op.operands import Splits
+from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import (
     Activation,
     ActivationSpec,
@@ -265,32 +267,36 @@ def host_splits(split_sizes: torch.Tensor, switches: Switches) -> tuple[int, ...
 def read_splits(
     split_sizes: torch.Tensor,
     host: tuple[int, ...] | None,
-    problem: Problem,
+    plan: Plan,
     device: torch.device,
 ) -> Splits:
-    """Compute every offset that a step needs, in one tex call.
+    """Compute every offset that a step needs, in one tex call; never synchronises.
+
+    Sizes that the host did not read are checked on the device first (`split_guard`).
 
     Args:
         split_sizes: int32 or int64 (G,).
         host: The result of `host_splits`.
-        problem: The facts of the ops; quantizing tokens takes element offsets of each width, the
-            kernels on plain values take int32 row offsets.
+        plan: Of the call; quantizing tokens takes element offsets of each width, the kernels on
+            plain values take int32 row offsets.
         device: The op's device.
     """
-    quantized = format_of(problem).is_block_scaled
-    unique = list(dict.fromkeys(widths(problem))) if quantized else [1]
+    quantized = plan.call.format.is_block_scaled
+    unique = list(dict.fromkeys(widths(plan.problem))) if quantized else [1]
     more = len(unique)
+    split_sizes, fault = split_sizes.contiguous(), None
+    if host is None:
+        split_sizes, fault = split_guard.checked(split_sizes, plan)
     sizes, (ends, offsets, *rest) = tex.splits_to_offsets_multi(
-        split_sizes.contiguous(),
+        split_sizes,
         device,
         strides=[1, 1, *unique],
         include_leading_zero=[False] + [True] * (1 + more),
         dtypes=[torch.int32, torch.int64] + [torch.int64 if quantized else torch.int32] * more,
         bulk_allocate=True,
     )
-    if quantized:
-        return Splits(sizes, ends, offsets, dict(zip(unique, rest, strict=True)), host)
-    return Splits(sizes, ends, offsets, {}, host, starts=rest[0])
+    elements = dict(zip(unique, rest, strict=True)) if quantized else {}
+    return Splits(sizes, ends, offsets, elements, host, None if quantized else rest[0], fault)
 
 
 def packed_bias(op: Any, dtype: torch.dtype) -> torch.Tensor | None:

@@ -109,6 +109,7 @@ def planned(
     single_group_is_always_dense: bool = False,
     reads_values: bool = False,
     reuses_weights: bool = False,
+    split_multiple: int | None = None,
 ) -> Plan | Reject:
     """Make a backend's plan of what its capability found: a refusal, or launches to lay out."""
     if isinstance(launches, Reject):
@@ -120,7 +121,8 @@ def planned(
         launches=launches,
         single_group_is_always_dense=single_group_is_always_dense,
     )
-    return Plan(name, problem, call, layout, launches, reads_values, reuses_weights)
+    multiple = call.format.rows_multiple if split_multiple is None else split_multiple
+    return Plan(name, problem, call, layout, launches, reads_values, reuses_weights, multiple)
 
 
 def require_shape(name: str, shape: tuple[int, ...], allowed: tuple[int, int]) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import torch
 
+from te_grouped_mlp.op import split_guard
 from te_grouped_mlp.op.backends.base import (
     Backend,
     DactEpilogue,
@@ -21,7 +22,10 @@ from te_grouped_mlp.op.plan import Plan
 
 
 class CheckedBackend:
-    """Runs a plan on its backend; raises LayoutMismatchError before a launch that would misread."""
+    """Runs a plan on its backend; raises LayoutMismatchError before a launch that would misread.
+
+    What a caller gets of splits that did not fit is NaN (`split_guard`).
+    """
 
     def __init__(self, backend: Backend, plan: Plan) -> None:
         self._backend = backend
@@ -46,6 +50,7 @@ class CheckedBackend:
         self._rows("a", a, Axis.ROW, w.shape[1] if forward else w.shape[0])
         self._weights("w", w, Axis.ROW if forward else Axis.COLUMN)
         self._backend.gemm(self._plan, kernel, a, w, out, epilogue)
+        split_guard.poison(a.splits.fault, out)
 
     def dact_dgrad(
         self,
@@ -57,7 +62,9 @@ class CheckedBackend:
         """Run `Backend.dact_dgrad`."""
         self._rows("dy", dy, Axis.ROW, w.shape[0])
         self._weights("w", w, Axis.COLUMN)
-        return self._backend.dact_dgrad(self._plan, dy, w, pre_activation, epilogue)
+        result = self._backend.dact_dgrad(self._plan, dy, w, pre_activation, epilogue)
+        split_guard.poison(dy.splits.fault, result.dprob, result.bias_grad)
+        return result
 
     def wgrad(
         self, kernel: Kernel, x: GroupedOperand, dy: GroupedOperand, target: WgradTarget
@@ -66,6 +73,8 @@ class CheckedBackend:
         self._rows("x", x, Axis.COLUMN, x.shape[1])
         self._rows("dy", dy, Axis.COLUMN, dy.shape[1])
         self._backend.wgrad(self._plan, kernel, x, dy, target)
+        if dy.splits.fault is not None:
+            split_guard.poison(dy.splits.fault, *target.pieces())
 
     def _rows(self, name: str, operand: GroupedOperand, axis: Axis, features: int) -> None:
         layout, fmt = self._plan.layout, self._plan.call.format

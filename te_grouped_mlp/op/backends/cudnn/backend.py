@@ -65,7 +65,7 @@ class CudnnBackend:
     def plan(self, problem: Problem, call: Call, env: Environment) -> Plan | Reject:
         """Plan the call."""
         launches = capability.plan_launches(problem, call, env, self.host)
-        return planned(self.name, problem, call, launches)
+        return planned(self.name, problem, call, launches, split_multiple=capability.ROWS_MULTIPLE)
 
     def fc1_act(
         self, plan: Plan, x: GroupedOperand, w: WeightOperand, epilogue: Fc1Epilogue

@@ -78,6 +78,16 @@ class State:
     main2: torch.Tensor
 
 
+def copy_splits(source: Splits, target: Splits) -> None:
+    """Give the tensors of a division of rows the content of another, whatever tensors it has."""
+    for field in dataclasses.fields(Splits):
+        given, kept = getattr(source, field.name), getattr(target, field.name)
+        if isinstance(kept, torch.Tensor):
+            kept.copy_(given)
+        else:
+            assert not kept, f"{field.name} is {kept!r}, which a captured step does not read anew"
+
+
 def state_of(case: Case, *, discrete: bool = False, tail: float = float("nan")) -> State:
     """Copy a case's inputs to the GPU; rows past the live ones hold `tail`."""
     given, plan = cases.inputs(case), plan_of(case)

@@ -228,8 +228,7 @@ def test_capture_and_replay_with_new_splits():
     with torch.cuda.graph(graph):
         got = gpu_step.run(case, state)
     fresh = gpu_step.state_of(other)
-    for name in ("sizes", "ends", "offsets"):
-        getattr(state.x.splits, name).copy_(getattr(fresh.x.splits, name))
+    gpu_step.copy_splits(fresh.x.splits, state.x.splits)
     for name in ("x", "dy"):
         getattr(state, name).plain.copy_(getattr(fresh, name).plain)
     state.prob.copy_(fresh.prob)

@@ -40,6 +40,7 @@ from te_grouped_mlp.op import (
     saved,
     seams,
     selection,
+    split_guard,
     te_adapter,
     weight_gradient,
     weights,
@@ -108,6 +109,7 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
         Raises:
             ValueError, TypeError, RuntimeError: Before any kernel; the message names the argument.
         """
+        split_guard.require_none_reported()
         fc1, activation, fc2 = self.basic_ops
         ops, env = (fc1, activation, fc2), environment.current()
         problem = self._problem(ops)
@@ -118,7 +120,7 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
         plan = selection.make_plan(problem, call, env)
         require_main_grads(plan, inputs)
         out = output_buffer(plan, inputs)
-        splits = te_adapter.read_splits(inputs.split_sizes, host, problem, inputs.x.device)
+        splits = te_adapter.read_splits(inputs.split_sizes, host, plan, inputs.x.device)
         state = _forward(ops, plan, inputs, splits, out)
         ctx = basic_op_ctxs[0]
         ctx.skeleton = None
@@ -149,6 +151,7 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
         if ctx.skeleton is None:
             # Only an input that the step does not use needs a gradient.
             return None, [None, (), None], [(None,) * op.num_extra_inputs for op in ops]
+        split_guard.require_none_reported()
         state = saved.restore(ctx.skeleton, ctx.saved_tensors)
         plan = state.plan
         selection.require_no_stronger_demand(plan, environment.current_switches())
@@ -219,6 +222,7 @@ def _backward(
     if not isinstance(grad_output, GroupedTensor):
         grad_output = grad_output.reshape(-1, problem.fc2.out_features)
     db2, dscale = bias_gradient.of_fc2(fc2, state, grad_output)
+    split_guard.poison(splits.fault, db2, dscale)
     quantizer = fc2.get_quantizer("backward", 0)
     dw2 = call.wants(Output.DW2)
     dy = quantize.tokens(
