@@ -33,6 +33,8 @@ REMEDIES: dict[Reason, str] = {
     Reason.ALIGNMENT: "pad each expert's rows to a multiple of 128, and of 256 for the kernels of "
     "the cuDNN frontend",
     Reason.OPTION: "change the option that is named",
+    Reason.SPLITS: "pad each expert's rows to the multiple that the cause names; "
+    "NVTE_GROUPED_MLP_CHECK=1 raises before the step",
     Reason.PATCHED: "take the patch out: te-grouped-mlp patch revert",
 }
 """One sentence for every reason; the refusal's own detail holds the offending value."""
