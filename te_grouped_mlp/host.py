@@ -35,6 +35,7 @@ STANDALONE_REMEDY = "pip install 'te-grouped-mlp[standalone]'"
 # if all of these exist. A dotted name is looked up attribute by attribute; keywords are compared
 # with the signature, where Python can tell it (compiled functions: the name alone).
 HOST_NAMES: dict[str, dict[str, tuple[str, ...]]] = {
+    "transformer_engine.common.recipe": {"MXFP8BlockScaling": (), "NVFP4BlockScaling": ()},
     "transformer_engine.pytorch.ops.op": {
         "FusedOperation": (),
         "FusibleOperation": (),

@@ -19,7 +19,7 @@ from te_grouped_mlp.op import backends
 from te_grouped_mlp.op.backends.upstream import capability as upstream
 from te_grouped_mlp.op.environment import RUNTIME_OFFSETS, Absent, Environment
 from te_grouped_mlp.op.formats import MXFP8, NVFP4, UNQUANTIZED, DType
-from te_grouped_mlp.op.layout import GroupLayout, Launch, Output, is_single_group
+from te_grouped_mlp.op.layout import GroupLayout, Launch, Output
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import (
     Activation,
@@ -266,12 +266,19 @@ def _upstream_answer(
         detail = "its backward raises for every gated activation and for a scaled FC2 bias"
         weakness = Reject(Reason.NOT_DETERMINISTIC, detail)
         return Answer(RAISES, refusals=(*refusals, (UPSTREAM, weakness)))
-    single = is_single_group(question.groups)
-    dense = single and (_te_2_19(env) or (gated and env.wrapper_takes("glu", RUNTIME_OFFSETS)))
-    rows = "buffer" if dense else "packed"
+    rows = "buffer" if _upstream_is_dense(question, env) else "packed"
     # Its check is about dprob; of the bias gradients it says nothing.
     repeats = None if question.deterministic and bias is not Bias.NONE else question.deterministic
     return Answer(UPSTREAM, rows, repeats=repeats, refusals=tuple(refusals))
+
+
+def _upstream_is_dense(question: Question, env: Environment) -> bool:
+    gated = question.activation.is_gated
+    return upstream.is_laid_out_densely(
+        question.groups,
+        takes_offsets=gated and env.wrapper_takes("glu", RUNTIME_OFFSETS),
+        has_own_check=not _te_2_19(env),
+    )
 
 
 def upstream_refusal(question: Question, env: Environment) -> Reject | None:
@@ -308,6 +315,15 @@ def _upstream_refusals(question: Question, env: Environment) -> Iterator[Reject]
     )
     if weak is not None:
         yield weak
+    if env.switches.backend != UPSTREAM:
+        problem = problem_of(question, env)
+        step = upstream.Step(
+            question.recipe, "", question.groups, problem.fc1, problem.fc2, question.activation
+        )
+        dense = _upstream_is_dense(question, env)
+        wrong = upstream.fault(step, dense=dense, full_rows=env.switches.full_rows)
+        if wrong is not None:
+            yield wrong
 
 
 def _te_2_19(env: Environment) -> bool:

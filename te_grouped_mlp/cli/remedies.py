@@ -35,6 +35,11 @@ REMEDIES: dict[Reason, str] = {
     Reason.OPTION: "change the option that is named",
     Reason.SPLITS: "pad each expert's rows to the multiple that the cause names; "
     "NVTE_GROUPED_MLP_CHECK=1 raises before the step",
+    Reason.WGRAD_SWITCH: "unset NVTE_DISABLE_CUTEDSL_WGRAD_FUSED_GROUPED_MLP",
+    Reason.PROBE: "put the module's own function back",
+    Reason.UPSTREAM_FAULT: "do without what the cause names; where it is padding, promise full "
+    "rows with NVTE_GROUPED_MLP_FULL_ROWS=1. NVTE_GROUPED_MLP_BACKEND=upstream takes the op as it "
+    "is",
     Reason.PATCHED: "take the patch out: te-grouped-mlp patch revert",
 }
 """One sentence for every reason; the refusal's own detail holds the offending value."""

@@ -16,10 +16,11 @@ import importlib.metadata
 import inspect
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeVar, cast
 
 FUSED_SWITCH = "NVTE_CUTEDSL_FUSED_GROUPED_MLP"
 BACKEND_SWITCH = "NVTE_GROUPED_MLP_BACKEND"
@@ -27,6 +28,7 @@ FULL_ROWS_SWITCH = "NVTE_GROUPED_MLP_FULL_ROWS"
 CHECK_SWITCH = "NVTE_GROUPED_MLP_CHECK"
 REUSE_WEIGHTS_SWITCH = "NVTE_GROUPED_MLP_REUSE_WEIGHTS"
 DETERMINISM_SWITCH = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
+WGRAD_SWITCH = "NVTE_DISABLE_CUTEDSL_WGRAD_FUSED_GROUPED_MLP"
 FORK_SWITCH = "NVTE_GROUPED_MLP_FORK"
 STANDALONE_SWITCH = "NVTE_GROUPED_MLP_STANDALONE"
 
@@ -41,10 +43,12 @@ WRAPPERS = {
     "quant": "grouped_gemm_quant_wrapper_sm100",
     "wgrad": "grouped_gemm_wgrad_wrapper_sm100",
 }
-"""Short names of the cuDNN frontend's grouped-GEMM wrappers."""
+"""Short names of the cuDNN frontend's grouped-GEMM wrappers that we launch."""
 
 RUNTIME_OFFSETS = "use_single_group_runtime_offsets"
 """The wrapper argument by which a kernel computes every row of the buffer."""
+
+Probe = TypeVar("Probe", bound=Callable[..., Any])
 
 _PACKAGES = {
     "torch": "torch",
@@ -77,6 +81,7 @@ class Switches:
         check: Read values on the device to check them; this synchronises.
         allow_nondeterministic: Results may differ from run to run.
         reuse_weights: The promise that PyTorch counts every change of a weight.
+        no_frontend_wgrad: Weight gradients by cuBLAS, as TE's own op computes them then.
     """
 
     fused: bool = False
@@ -85,6 +90,7 @@ class Switches:
     check: bool = False
     allow_nondeterministic: bool = True
     reuse_weights: bool = False
+    no_frontend_wgrad: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,13 +131,8 @@ _latest: tuple[tuple[Any, ...], Environment] | None = None
 def current() -> Environment:
     """Return the record for this moment. Never synchronises with a GPU."""
     global _latest
-    facts = (
-        _probe_sm(),
-        _probe_versions(),
-        _probe_wrappers(),
-        read_switches(),
-        _standalone_active(),
-    )
+    packages = _probe_versions(), _probe_wrappers()
+    facts = (_probe_sm(), *packages, read_switches(), _standalone_active())
     latest = _latest
     if latest is None or latest[0] != facts:
         _latest = latest = (facts, Environment(*facts))
@@ -192,6 +193,7 @@ _SWITCHES = (
     CHECK_SWITCH,
     DETERMINISM_SWITCH,
     REUSE_WEIGHTS_SWITCH,
+    WGRAD_SWITCH,
 )
 _ENCODED_SWITCHES = tuple(map(getattr(os.environ, "encodekey", str), _SWITCHES))
 
@@ -210,6 +212,7 @@ def _switches(
     check: str | None,
     allow_nondeterministic: str | None,
     reuse_weights: str | None,
+    no_frontend_wgrad: str | None,
 ) -> Switches:
     return Switches(
         fused=_integer(FUSED_SWITCH, fused, 0) > 0,
@@ -218,6 +221,7 @@ def _switches(
         check=_integer(CHECK_SWITCH, check, 0) > 0,
         allow_nondeterministic=_integer(DETERMINISM_SWITCH, allow_nondeterministic, 1) != 0,
         reuse_weights=_integer(REUSE_WEIGHTS_SWITCH, reuse_weights, 0) > 0,
+        no_frontend_wgrad=_integer(WGRAD_SWITCH, no_frontend_wgrad, 0) > 0,
     )
 
 
@@ -230,7 +234,22 @@ def _integer(name: str, text: str | None, default: int) -> int:
         raise ValueError(f"{name} is {text!r}; allowed: an integer, 0 or 1") from None
 
 
-@functools.cache
+_remembered: list[Any] = []
+
+
+def remembered(probe: Probe) -> Probe:
+    """Cache what a function learns of the installed packages, until `forget`."""
+    _remembered.append(functools.cache(probe))
+    return cast("Probe", _remembered[-1])
+
+
+def forget() -> None:
+    """Look at the installed packages anew, as after a test has replaced the frontend."""
+    for probe in _remembered:
+        probe.cache_clear()
+
+
+@remembered
 def _probe_versions() -> Mapping[str, str | Absent]:
     versions: dict[str, str | Absent] = {}
     for name, distribution in _PACKAGES.items():
@@ -253,19 +272,27 @@ def _probe_sm() -> tuple[int, int] | Absent:
     return int(major), int(minor)
 
 
-@functools.cache
-def _probe_wrappers() -> Mapping[str, frozenset[str]] | Absent:
-    version = _probe_versions()["cudnn_frontend"]
-    if isinstance(version, Absent):
-        return version
-    try:
-        cudnn = importlib.import_module("cudnn")
-    except Exception as error:  # a broken package may raise anything; the cause is kept
-        return Absent(f"nvidia-cudnn-frontend {version} cannot be imported: {error}")
+Wrappers = Mapping[str, frozenset[str]]
+
+
+def _probe_wrappers() -> Wrappers | Absent:
+    # A `cudnn` that is imported is what a launch would find, whatever is installed.
+    return _wrappers_of(sys.modules.get("cudnn"), _probe_versions()["cudnn_frontend"])
+
+
+@remembered
+def _wrappers_of(module: ModuleType | None, version: str | Absent) -> Wrappers | Absent:
+    if module is None:
+        if isinstance(version, Absent):
+            return version
+        try:
+            module = importlib.import_module("cudnn")
+        except Exception as error:  # a broken package may raise anything; the cause is kept
+            return Absent(f"nvidia-cudnn-frontend {version} cannot be imported: {error}")
     found: dict[str, frozenset[str]] = {}
     for short, name in WRAPPERS.items():
         try:
-            found[short] = frozenset(inspect.signature(getattr(cudnn, name)).parameters)
+            found[short] = frozenset(inspect.signature(getattr(module, name)).parameters)
         except Exception as error:
             # The attribute itself imports CuTe DSL; without it the whole frontend is of no use.
             if isinstance(error, ImportError):

@@ -8,13 +8,18 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from te_grouped_mlp.op import environment, selection
+from te_grouped_mlp.op import environment, probes, selection
 from te_grouped_mlp.op.backends.upstream import backend as upstream
 from te_grouped_mlp.op.decisions import UNFUSED, Decision, record
 from te_grouped_mlp.op.decisions import explain as explain
 from te_grouped_mlp.op.environment import BACKEND_SWITCH, FUSED_SWITCH
 from te_grouped_mlp.op.fit import INTERLEAVE, feature_refusals
 from te_grouped_mlp.op.formats import MXFP8, DType
+from te_grouped_mlp.op.inputs import (
+    GRAD_CARRIER_ATTRIBUTE,
+    INPUT_CARRIER_ATTRIBUTE,
+    refuse_carrier,
+)
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import Activation, ActivationSpec, LinearSpec, Problem, RecipeKind
 from te_grouped_mlp.op.te_adapter import (
@@ -87,6 +92,10 @@ def _fuse_triple(
     decision, upstream_op = _decide(triple, recipe)
     record(decision)
     _require_requested(decision)
+    if decision.path in (UNFUSED, selection.UPSTREAM) and environment.current_switches().fused:
+        # These would read the bytes as bf16, since no Transformer Engine knows the announcement.
+        refuse_carrier(triple[0], INPUT_CARRIER_ATTRIBUTE)
+        refuse_carrier(triple[2], GRAD_CARRIER_ATTRIBUTE)
     if decision.path == UNFUSED:
         return None
     return build(*triple) if upstream_op is None else upstream_op
@@ -100,6 +109,9 @@ def _decide(triple: tuple[Any, ...], recipe: Any) -> tuple[Decision, Any]:
     if not switches.fused:
         off = Reject(Reason.SWITCH_OFF, f"set {FUSED_SWITCH}=1 before the first call")
         return Decision(problem, UNFUSED, (("fused", off),)), None
+    forbidden = probes.refusal(activation_kind(triple[1]))
+    if forbidden is not None:
+        return Decision(problem, UNFUSED, (("fused", forbidden),)), None
     refused: list[tuple[str, Reject]] = []
     if problem is None:
         detail = f"the op between the linears is {type(triple[1]).__name__}"

@@ -12,15 +12,12 @@ from typing import Any
 import torch
 
 from te_grouped_mlp.op import checks, gradients, memory, te_adapter
-from te_grouped_mlp.op.environment import (
-    FULL_ROWS_SWITCH,
-    Environment,
-    determinism_requested,
-)
+from te_grouped_mlp.op.environment import FULL_ROWS_SWITCH, Environment
 from te_grouped_mlp.op.formats import DType
 from te_grouped_mlp.op.layout import Output, is_single_group
 from te_grouped_mlp.op.operands import torch_dtype
 from te_grouped_mlp.op.plan import Plan
+from te_grouped_mlp.op.probes import determinism_requested
 from te_grouped_mlp.op.problem import Call, LinearSpec, Problem, TensorKind
 from te_grouped_mlp.op.record import record
 from te_grouped_mlp.op.te_adapter import (
@@ -33,7 +30,6 @@ from te_grouped_mlp.op.te_adapter import (
 )
 
 _LARGEST_TILE = 256
-UNIT_SCALE_ATTRIBUTE = "_grouped_mlp_unit_activation_scale"
 INPUT_CARRIER_ATTRIBUTE = "ep_mxfp8_carrier_input"
 GRAD_CARRIER_ATTRIBUTE = "ep_mxfp8_carrier_grad"
 
@@ -76,8 +72,8 @@ def read_inputs(
     """
     if kwargs[0] or kwargs[2]:
         _check_buffer_owner(kwargs)
-    input_ = decoded(ops[0], INPUT_CARRIER_ATTRIBUTE, input_)
-    decoded(ops[2], GRAD_CARRIER_ATTRIBUTE, None)
+    refuse_carrier(ops[0], INPUT_CARRIER_ATTRIBUTE)
+    refuse_carrier(ops[2], GRAD_CARRIER_ATTRIBUTE)
     weights = parameters(ops[0]), parameters(ops[2])
     device = weights[0][0].device
     checks.same_device("FC2's weight", weights[1][0], device)
@@ -96,7 +92,7 @@ def read_inputs(
         _check_delayed(problem.fc1, weights[0], "FC1")
         _check_delayed(problem.fc2, weights[1], "FC2")
         _check_tied_linears(problem, *weights)
-    unit = unit_scale(ops[1], problem)
+    unit = te_adapter.has_unit_scale(ops[1], problem.num_groups)
     prob = None if unit else checks.probabilities("probabilities", extra[1][0], x.shape[0], device)
     bias_scale = None
     if problem.fc2.scale_bias:
@@ -153,38 +149,25 @@ def _check_buffer_owner(kwargs: Sequence[dict[str, Any]]) -> None:
             raise ValueError(f"{key!r} buffer was given to {wrong}; allowed: on {owner} only")
 
 
-def decoded(op: Any, attribute: str, carrier: torch.Tensor | None) -> Any:
-    """Return a token tensor, decoded if the op announces one that only claims to be bf16.
+def refuse_carrier(op: Any, attribute: str) -> None:
+    """Refuse an op that announces a token tensor which only claims to be bf16.
+
+    Its storage holds E4M3 data and scales; reading it as bf16 would be silent nonsense.
 
     Args:
         op: FC1 for the input, FC2 for the output gradient.
         attribute: The announcement.
-        carrier: The tensor; None to ask only whether it could be decoded.
-
-    Returns:
-        `carrier` itself without an announcement, else the GroupedTensor that TE makes of it.
 
     Raises:
-        RuntimeError: The op announces one and TE has no function that decodes it (no released
-            version has); reading it as bf16 would be silent nonsense.
+        RuntimeError: The op announces one.
     """
-    if not te_adapter.flag(op, attribute):
-        return carrier
-    decode = te_adapter.carrier_decoder()
-    if decode is None:
+    if te_adapter.flag(op, attribute):
         raise RuntimeError(
-            f"{attribute} is set on {type(op).__name__}, but the installed Transformer Engine has "
-            f"no function {te_adapter.CARRIER_DECODER} that decodes such a tensor; allowed: a "
-            "plain tensor or a GroupedTensor"
+            f"{attribute} is set on {type(op).__name__}, but no released Transformer Engine has a "
+            "function that decodes such a tensor (proposed, and not merged: "
+            "transformer_engine.pytorch.ep.mxfp8_carrier_to_grouped); allowed: a plain tensor or "
+            "a GroupedTensor, without the announcement"
         )
-    return carrier if carrier is None else decode(carrier)
-
-
-def unit_scale(activation: Any, problem: Problem) -> bool:
-    """Whether the activation's probabilities are one by agreement and their tensor is unused."""
-    return is_single_group(problem.num_groups) and bool(
-        te_adapter.flag(activation, UNIT_SCALE_ATTRIBUTE)
-    )
 
 
 def read_call(

@@ -34,6 +34,12 @@ class Reason(Enum):
     ALIGNMENT = "the row counts do not fit the kernels"
     OPTION = "an option of the ops is not one that the backend computes"
     SPLITS = "split sizes that only the device holds did not fit"
+    WGRAD_SWITCH = (
+        "NVTE_DISABLE_CUTEDSL_WGRAD_FUSED_GROUPED_MLP asks for weight gradients by cuBLAS, which "
+        "only Transformer Engine's own op computes"
+    )
+    PROBE = "a probe of the module was replaced, and its answer is no"
+    UPSTREAM_FAULT = "Transformer Engine's own fused op is known to be wrong there"
     PATCHED = "upstream's file is patched to use this package, so it is no fallback"
 
 

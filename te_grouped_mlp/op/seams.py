@@ -1,6 +1,6 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What users of upstream's module ask it before they call an op: Megatron, and TE's own tests.
+"""The class methods by which users of upstream's module ask its fused ops: Megatron, TE's tests.
 
 Every answer has the ``cache_clear`` of upstream's cached functions. None is cached: the switch may
 be set after import.
@@ -13,19 +13,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from te_grouped_mlp.op import environment, fusion
-from te_grouped_mlp.op.environment import RUNTIME_OFFSETS, WRAPPERS, Absent
-from te_grouped_mlp.op.te_adapter import ACTIVATION_TYPES
-
-
-def _clear() -> None:
-    """Do nothing; there is no cache."""
-
-
-def uncached(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a function the ``cache_clear`` of upstream's."""
-    function.cache_clear = _clear  # type: ignore[attr-defined]
-    return function
+from te_grouped_mlp.op import environment, fusion, probes
+from te_grouped_mlp.op.environment import WRAPPERS, Absent
 
 
 class uncached_classmethod:  # noqa: N801  (used as a decorator, like classmethod)
@@ -37,7 +26,8 @@ class uncached_classmethod:  # noqa: N801  (used as a decorator, like classmetho
 
     def __get__(self, _instance: object, owner: type) -> Any:
         bound = functools.partial(self._function, owner)
-        bound.cache_clear = _clear  # type: ignore[attr-defined]
+        names = owner.__name__, self._function.__name__
+        bound.cache_clear = lambda: probes.clear(*names)  # type: ignore[attr-defined]
         return bound
 
 
@@ -53,37 +43,11 @@ def frontend_kernel(wrapper: str) -> Any:
     return getattr(importlib.import_module("cudnn"), WRAPPERS[wrapper])
 
 
-@uncached
-def supports_srelu() -> bool:
-    """Whether the frontend has the kernels of the unary activations."""
-    wrappers = environment.current().wrappers
-    return bool(wrappers) and {"srelu", "dsrelu"} <= set(wrappers)  # type: ignore[arg-type]
-
-
-@uncached
-def supports_situglu() -> bool:
-    """Whether the frontend's gated kernels take SiTU's parameters."""
-    env = environment.current()
-    return all(
-        env.wrapper_takes(wrapper, name)
-        for wrapper in ("glu", "dglu")
-        for name in ("situ_beta1", "situ_beta2")
-    )
-
-
-@uncached
-def frontend_is_usable() -> bool:
-    """Whether there is a frontend with the grouped-GEMM wrappers."""
-    return bool(environment.current().wrappers)
-
-
-@uncached
-def supports_single_group_runtime_offsets(activation: type) -> bool:
-    """Whether the kernels of an activation's type can be told to compute all rows."""
-    kind = next((ACTIVATION_TYPES[c] for c in activation.__mro__ if c in ACTIVATION_TYPES), None)
-    wrappers = ("glu", "dglu") if kind is not None and kind.is_gated else ("srelu", "dsrelu")
-    env = environment.current()
-    return all(env.wrapper_takes(wrapper, RUNTIME_OFFSETS) for wrapper in wrappers)
+def is_replaced(cls: type[UpstreamSeams], name: str) -> bool:
+    """Whether a class method of ours was replaced in a fused op, as tests do."""
+    return next(vars(base)[name] for base in cls.__mro__ if name in vars(base)) is not vars(
+        UpstreamSeams
+    ).get(name)
 
 
 class UpstreamSeams:
@@ -117,13 +81,16 @@ class UpstreamSeams:
 
     @uncached_classmethod
     def grouped_gemm_wgrad_kernel(cls) -> Any:
-        """Return the frontend's kernel of the weight gradients."""
+        """Return the frontend's kernel of the weight gradients; None where a switch forbids it."""
+        if environment.current_switches().no_frontend_wgrad:
+            return None
         return frontend_kernel("wgrad")
 
     @uncached_classmethod
     def grouped_gemm_act_hadamard_kernel(cls) -> Any:
-        """Return None: the NVFP4 kernel is upstream's own op's."""
-        return None
+        """Return the frontend's kernel of NVFP4's first product, which upstream's op launches."""
+        unary_lacks = not cls.is_gated and not probes.supports_srelu_hadamard()
+        return None if unary_lacks else probes.hadamard_kernel()
 
     @uncached_classmethod
     def grouped_gemm_dactivation_is_deterministic(cls) -> bool:

@@ -19,14 +19,14 @@ from transformer_engine.pytorch.ops.basic.grouped_linear import (
     GRAD_INPUT_BUFFER_KEY,
     OUTPUT_BUFFER_KEY,
 )
-from transformer_engine.pytorch.quantization import get_fp8_torch_dtype
 from transformer_engine.pytorch.quantized_tensor import QuantizedTensorStorage
 from transformer_engine.pytorch.tensor.grouped_tensor import GroupedTensor
 from transformer_engine.pytorch.utils import clear_tensor_data
 
-from te_grouped_mlp.op import split_guard
+from te_grouped_mlp.op import split_guard, te_recipe
 from te_grouped_mlp.op.environment import Switches
 from te_grouped_mlp.op.formats import MXFP8, NVFP4, UNQUANTIZED, DType, Format
+from te_grouped_mlp.op.layout import is_single_group
 from te_grouped_mlp.op.operands import Splits
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import (
@@ -49,6 +49,7 @@ __all__ = [
     "compute_dtype",
     "flag",
     "format_of",
+    "has_unit_scale",
     "host_splits",
     "is_gemm_ready",
     "is_quantized",
@@ -59,11 +60,11 @@ __all__ = [
     "placeholder_grads",
     "problem_of",
     "read_splits",
+    "recipe_facts",
     "widths",
 ]
 
-CARRIER_DECODER = "ep_mxfp8_decode_carrier"
-"""tex's function that decodes a tensor typed bf16 whose storage holds E4M3 data and scales."""
+UNIT_SCALE_ATTRIBUTE = "_grouped_mlp_unit_activation_scale"
 
 GroupedLinear = basic.GroupedLinear
 
@@ -73,7 +74,6 @@ ACTIVATION_TYPES: dict[type, Activation] = {
 """TE's activation classes that the installed version has."""
 
 _FORMATS = {RecipeKind.NONE: UNQUANTIZED, RecipeKind.MXFP8: MXFP8, RecipeKind.NVFP4: NVFP4}
-HYBRID = "gradients in another format than E4M3"
 
 
 def leader(op: Any) -> torch.Tensor:
@@ -183,6 +183,21 @@ def _activation_facts(op: Any) -> tuple[Activation, tuple[tuple[str, Any], ...]]
     return kind, tuple(values)
 
 
+def has_unit_scale(activation: Any, num_groups: int) -> bool:
+    """Whether the probabilities of one group are one by agreement and their tensor is unused."""
+    return is_single_group(num_groups) and flag(activation, UNIT_SCALE_ATTRIBUTE)
+
+
+def recipe_facts(fc2: Any, recipe: Any) -> tuple[RecipeKind, str]:
+    """Return what `te_recipe.read` does, and HYBRID where FC2's quantizer still says so."""
+    kind, detail = te_recipe.read(recipe)
+    quantizer = fc2.get_quantizer("backward", 0) if kind is RecipeKind.MXFP8 else None
+    if quantizer is not None and int(quantizer.dtype) != int(TeDType.kFloat8E4M3):
+        # TE keeps quantizers when only the recipe's content changes.
+        detail = te_recipe.HYBRID
+    return kind, detail
+
+
 def problem_of(fc1: Any, activation: Any, fc2: Any, recipe: Any) -> Problem:
     """Read the three ops and the recipe.
 
@@ -194,11 +209,7 @@ def problem_of(fc1: Any, activation: Any, fc2: Any, recipe: Any) -> Problem:
         One record for all ops with equal facts, so that what is known of it is found by identity.
     """
     weight = leader(fc1)
-    kind, detail = _recipe_kind(recipe)
-    quantizer = fc2.get_quantizer("backward", 0) if kind is RecipeKind.MXFP8 else None
-    if quantizer is not None and int(quantizer.dtype) != int(TeDType.kFloat8E4M3):
-        # TE keeps quantizers when only the recipe's content changes.
-        detail = HYBRID
+    kind, detail = recipe_facts(fc2, recipe)
     return _problem_of(
         fc1.num_groups,
         _linear_facts(fc1, weight),
@@ -225,19 +236,6 @@ def _problem_of(
     spec = ActivationSpec(activation[0], **dict(activation[1]))
     linears = LinearSpec(*fc1), LinearSpec(*fc2)
     return Problem(num_groups, *linears, spec, recipe, detail, device, DType.of(dtype))
-
-
-def _recipe_kind(recipe: Any) -> tuple[RecipeKind, str]:
-    if recipe is None:
-        return RecipeKind.NONE, ""
-    if recipe.mxfp8():
-        grad_dtype = get_fp8_torch_dtype(recipe, fprop_tensor=False)
-        if recipe.backward_override is not None:
-            return RecipeKind.OTHER, f"backward_override is {recipe.backward_override!r}"
-        return RecipeKind.MXFP8, "" if grad_dtype == torch.float8_e4m3fn else HYBRID
-    if recipe.nvfp4():
-        return RecipeKind.NVFP4, "rht disabled" if recipe.disable_rht else ""
-    return RecipeKind.OTHER, type(recipe).__name__
 
 
 def widths(problem: Problem) -> tuple[int, int, int, int]:
@@ -317,14 +315,19 @@ def placeholder_grads(weights: Sequence[torch.Tensor]) -> list[torch.Tensor | No
 
 
 def format_of(problem: Problem) -> Format:
-    """Return the operand format of a problem that some backend accepts."""
-    return _FORMATS[problem.recipe]
+    """Return the operand format of a problem.
 
-
-def carrier_decoder() -> Callable[[torch.Tensor], Any] | None:
-    """Return TE's function from a carrier tensor to a GroupedTensor, or None."""
-    # Looked up in the module's own names: standalone's tex answers any name with a refusal.
-    return vars(tex).get(CARRIER_DECODER)
+    Raises:
+        ValueError: No fused op computes the recipe. TE fuses once for all recipes of one class.
+    """
+    fmt = _FORMATS.get(problem.recipe)
+    if fmt is None:
+        detail = problem.recipe_detail or problem.recipe.value
+        raise ValueError(
+            f"recipe is {detail}, and the op was fused under another content of it; allowed: a "
+            "recipe of another class, or another module, for what the unfused ops compute"
+        )
+    return fmt
 
 
 def is_gemm_ready(tensor: torch.Tensor) -> bool:

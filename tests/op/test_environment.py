@@ -24,6 +24,7 @@ SWITCHES = {
     environment.CHECK_SWITCH: "check",
     environment.DETERMINISM_SWITCH: "allow_nondeterministic",
     environment.REUSE_WEIGHTS_SWITCH: "reuse_weights",
+    environment.WGRAD_SWITCH: "no_frontend_wgrad",
 }
 NO_TORCH = ("torch", "transformer_engine", "transformer_engine_torch", "cudnn")
 NO_TE = NO_TORCH[1:]
@@ -143,9 +144,9 @@ def frontend(monkeypatch):
         monkeypatch.setattr(environment, "_probe_versions", lambda: {"cudnn_frontend": version})
         monkeypatch.setitem(sys.modules, "cudnn", module)
 
-    environment._probe_wrappers.cache_clear()
+    environment.forget()
     yield install
-    environment._probe_wrappers.cache_clear()
+    environment.forget()
 
 
 def test_wrappers_are_known_by_their_arguments(frontend):

@@ -72,6 +72,78 @@ class Scenario:
     later: tuple[tuple[str, str], ...] = ()
 
 
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A model that is asked about and not run, while our backends decline it.
+
+    Attributes:
+        expected: Path, and upstream's reason where it is not taken.
+        recipe: Name of TE's class, and the arguments.
+        changes: To `CASE`.
+        scale_bias: Of FC1.
+        switches: Of the process.
+        checks: As of `Scenario`.
+        subclass: The recipe is of a subclass.
+    """
+
+    expected: tuple[str, str]
+    recipe: tuple[str, dict[str, Any]] = ("NVFP4BlockScaling", {})
+    changes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    scale_bias: bool = False
+    switches: dict[str, str] = dataclasses.field(default_factory=dict)
+    checks: bool = True
+    subclass: bool = False
+
+
+TAKEN, FAULT = ("upstream", ""), ("unfused", "UPSTREAM_FAULT")
+RECIPE = ("unfused", "RECIPE")
+MXFP8: tuple[str, dict[str, Any]] = ("MXFP8BlockScaling", {})
+ONE = {"splits": (256,)}
+OVERRIDE = {"backward_override": "dequantized"}
+FULL = {"NVTE_GROUPED_MLP_FULL_ROWS": "1"}
+NAMED = {"NVTE_GROUPED_MLP_BACKEND": "upstream"}
+QUESTIONS = {
+    "nvfp4": Question(TAKEN),
+    "nvfp4, scaled bias": Question(TAKEN, changes={"bias": True, "scale_bias": True}),
+    "nvfp4, unary, one group": Question(TAKEN, changes={**ONE, "activation": "srelu"}),
+    "mxfp8": Question(TAKEN, MXFP8),
+    "mxfp8, one group": Question(FAULT, MXFP8, ONE),
+    "mxfp8, unary, one group": Question(TAKEN, MXFP8, {**ONE, "activation": "srelu"}),
+    "mxfp8, unary, one group, 2.19": Question(
+        FAULT, MXFP8, {**ONE, "activation": "srelu"}, checks=False
+    ),
+    "mxfp8, one shared expert": Question(TAKEN, MXFP8, {**ONE, "unit_scale": True}),
+    "mxfp8, one shared unary expert": Question(
+        FAULT, MXFP8, {**ONE, "unit_scale": True, "activation": "srelu"}
+    ),
+    "nvfp4, one shared expert": Question(FAULT, changes={**ONE, "unit_scale": True}),
+    "nvfp4, grouped weight": Question(
+        FAULT, changes={"weight": "grouped"}, switches={"NVTE_GROUPED_LINEAR_SINGLE_PARAM": "1"}
+    ),
+    "nvfp4, plain bias": Question(FAULT, changes={"bias": True}),
+    "fc1's bias is scaled": Question(FAULT, MXFP8, {"bias": True}, scale_bias=True),
+    "mxfp8, E5M2 gradients, 2.19": Question(
+        ("unfused", "GRADIENT_FORMAT"), ("MXFP8BlockScaling", {"fp8_format": "HYBRID"}),
+        checks=False,
+    ),
+    "mxfp8, override": Question(RECIPE, ("MXFP8BlockScaling", OVERRIDE)),
+    "nvfp4, override": Question(RECIPE, ("NVFP4BlockScaling", OVERRIDE)),
+    "nvfp4, 4 over 6": Question(RECIPE, ("NVFP4BlockScaling", {"nvfp4_4over6": "weights"})),
+    "nvfp4, row-scaled": Question(RECIPE, ("NVFP4BlockScaling", {"row_scaled_activation": True})),
+    "mxfp8 subclass": Question(RECIPE, MXFP8, subclass=True),
+    "nvfp4 subclass": Question(RECIPE, subclass=True),
+    "nvfp4 subclass, named": Question(TAKEN, subclass=True, switches=NAMED),
+    **{
+        f"nvfp4, {name}, one group{words}": Question(
+            expected, changes={**ONE, "activation": name}, switches=switches
+        )
+        for name in step.GATED
+        for words, switches, expected in (
+            ("", {}, FAULT), (", full", FULL, TAKEN), (", named", NAMED, TAKEN)
+        )
+    },
+}  # fmt: skip
+
 DEMAND = (("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0"),)
 SCENARIOS = {
     "named": Scenario(declined=False, environ=(("NVTE_GROUPED_MLP_BACKEND", "upstream"),)),
@@ -126,7 +198,37 @@ def child() -> None:
         stand_in.calls.clear()
         decisions._decisions.clear()
         found[name] = {**run_scenario(scenario, stand_in, ours), "said": list(said)}
+    found["questions"] = {name: ask(question) for name, question in QUESTIONS.items()}
     sys.stdout.write(json.dumps(found) + "\n")
+
+
+def ask(question: Question) -> tuple[str, str]:
+    """Return the path of a question's model, and upstream's reason."""
+    import transformer_engine.pytorch as te
+    from transformer_engine.common import recipe as recipes
+
+    from te_grouped_mlp import standalone
+    from te_grouped_mlp.op.backends.upstream import capability as upstream
+
+    name, options = question.recipe
+    if "fp8_format" in options:
+        options = {**options, "fp8_format": recipes.Format[options["fp8_format"]]}
+    cls = getattr(recipes, name)
+    if question.subclass:
+        cls = type("Mine", (cls,), {})
+    case = CASE.but(**question.changes)
+    with pytest.MonkeyPatch.context() as patch, step.switches(**question.switches):
+        model = step.make_model(case)
+        if question.scale_bias:
+            fc1 = te.ops.GroupedLinear(3, case.hidden, 2 * case.ffn, bias=True, scale_bias=True)
+            model = te.ops.Sequential(fc1, *list(model)[1:])
+        standalone.allow_upstream_fused(True)
+        patch.setattr(capability, "refusal", lambda problem, env: OTHER)
+        if not question.checks:
+            patch.setattr(upstream, "OWN_CHECK", "a function that no version has")
+        (decision,) = te_grouped_mlp.explain(model, recipe=cls(**options))
+    reasons = [each.reason.name for path, each in decision.refusals if path == "upstream"]
+    return decision.path, "".join(reasons)
 
 
 def run_scenario(scenario: Scenario, stand_in: Any, ours: dict[str, Any]) -> dict[str, Any]:
@@ -228,6 +330,12 @@ def test_an_upstream_with_a_check_refuses_by_itself(outcomes: dict[str, Any]) ->
     assert found["module"] == PRIVATE
     assert "determinis" in found["error"]
     assert "wgrad" not in found["kernels"]
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_path_known_to_be_wrong_is_not_taken(name: str, outcomes: dict[str, Any]) -> None:
+    """Upstream's op would take every one of these, and its result would be wrong for some."""
+    assert tuple(outcomes["questions"][name]) == QUESTIONS[name].expected
 
 
 # The same decisions without upstream's kernels --------------------------------------------------

@@ -30,6 +30,7 @@ from te_grouped_mlp.op import (
     quantize,
     saved,
     te_adapter,
+    te_recipe,
     weight_gradient,
 )
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
@@ -270,7 +271,7 @@ def _quantizers() -> None:
 
 def read_carriers_as_bf16(patch: Patch) -> None:
     for module in (inputs, forked()):
-        patch.setattr(module, "decoded", lambda _op, _attribute, tensor: tensor)
+        patch.setattr(module, "refuse_carrier", lambda _op, _attribute: None)
 
 
 @repair("carriers are not read as bf16", read_carriers_as_bf16)
@@ -354,7 +355,7 @@ def _fixed_order() -> None:
 
 
 def ignore_the_gradient_format(patch: Patch) -> None:
-    patch.setattr(te_adapter, "HYBRID", "")
+    patch.setattr(te_recipe, "HYBRID", "")
 
 
 @repair("gradients in E4M3 only", ignore_the_gradient_format)

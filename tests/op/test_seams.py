@@ -7,7 +7,6 @@ from __future__ import annotations
 import threading
 
 import pytest
-import torch
 import transformer_engine.pytorch as te
 
 import te_grouped_mlp
@@ -122,57 +121,6 @@ def test_an_unknown_activation_reaches_upstream_with_a_reason(
     assert asked == ["GELU"]
     assert decision.path == "unfused"
     assert [reject.reason for _, reject in decision.refusals] == [Reason.PATTERN, Reason.OPTION]
-
-
-def test_an_old_module_of_upstream_is_checked_at_each_call() -> None:
-    from te_grouped_mlp.op.backends.upstream import backend
-
-    class Op:
-        basic_ops = (None, object(), None)
-
-        def fuser_forward(self):
-            return "forward"
-
-        def fuser_backward(self):
-            return "backward"
-
-    op = backend._guarded(Op())
-    assert (op.fuser_forward(), op.fuser_backward()) == ("forward", "backward")
-    torch.use_deterministic_algorithms(True)
-    try:
-        for method in (op.fuser_forward, op.fuser_backward):
-            with pytest.raises(RuntimeError, match="float atomics"):
-                method()
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-def test_a_carrier_is_decoded_where_te_has_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The carrier's bytes stand for a prequantized input; the step equals one that is given it."""
-    import transformer_engine_torch as tex
-    from transformer_engine.pytorch.constants import TE_DType
-    from transformer_engine.pytorch.tensor.mxfp8_tensor import MXFP8Quantizer
-
-    inputs = step.make_inputs(CASE)
-    quantizer = MXFP8Quantizer(TE_DType[torch.float8_e4m3fn], columnwise=False)
-    grouped = tex.group_quantize(inputs.x.detach(), quantizer, 2, inputs.split_sizes)
-    carriers = []
-
-    def decode(carrier: torch.Tensor):
-        carriers.append(carrier)
-        return grouped
-
-    monkeypatch.setattr(tex, te_adapter.CARRIER_DECODER, decode, raising=False)
-    model = step.make_model(CASE)
-    model[0].ep_mxfp8_carrier_input = True
-    packed = torch.zeros_like(inputs.x).requires_grad_()
-    inputs.x = packed
-    y = step.run_model(model, CASE, inputs)
-    assert carriers
-    plain = step.make_inputs(CASE)
-    plain.x = grouped.requires_grad_()
-    given = step.run_model(step.make_model(CASE), CASE, plain, backward=False)
-    assert step.same_bits(y, given)
 
 
 def test_decisions_and_plans_survive_threads() -> None:

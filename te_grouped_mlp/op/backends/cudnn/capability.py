@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from te_grouped_mlp.op.environment import RUNTIME_OFFSETS, Absent, Environment
+from te_grouped_mlp.op.environment import RUNTIME_OFFSETS, WGRAD_SWITCH, Absent, Environment
 from te_grouped_mlp.op.fit import INTERLEAVE, feature_refusals
 from te_grouped_mlp.op.formats import MXFP8, DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
@@ -111,6 +111,8 @@ def _problem_refusals(problem: Problem, env: Environment, host: Host) -> Iterato
         yield Reject(Reason.GRADIENT_FORMAT, f"{problem.recipe_detail}; allowed: E4M3 throughout")
     if problem.fc1.scale_bias:
         yield Reject(Reason.OPTION, "scale_bias is set on FC1; allowed: on FC2 only")
+    if env.switches.no_frontend_wgrad:
+        yield Reject(Reason.WGRAD_SWITCH, f"{WGRAD_SWITCH} is set; allowed: unset, or 0")
     if not 1 <= problem.num_groups <= MAX_GROUPS:
         detail = f"num_groups is {problem.num_groups}; allowed: 1 to {MAX_GROUPS}"
         yield Reject(Reason.OPTION, detail)

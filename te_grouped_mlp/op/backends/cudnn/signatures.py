@@ -4,16 +4,15 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from te_grouped_mlp.op.environment import WRAPPERS
+from te_grouped_mlp.op.environment import WRAPPERS, remembered
 
 
-@functools.cache
+@remembered
 def wrapper(name: str) -> Callable[..., Any]:
     """Return a wrapper by its short name.
 
@@ -24,7 +23,7 @@ def wrapper(name: str) -> Callable[..., Any]:
     return found
 
 
-@functools.cache
+@remembered
 def takes(name: str) -> frozenset[str]:
     """Return the argument names of a wrapper."""
     return frozenset(inspect.signature(wrapper(name)).parameters)

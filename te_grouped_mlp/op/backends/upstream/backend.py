@@ -9,14 +9,18 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from te_grouped_mlp.op import environment
+from te_grouped_mlp.op import checks, te_adapter
 from te_grouped_mlp.op.backends.upstream import capability
-from te_grouped_mlp.op.environment import Switches, determinism_requested
+from te_grouped_mlp.op.environment import Switches, current_switches
 from te_grouped_mlp.op.plan import Reason, Reject
+from te_grouped_mlp.op.probes import determinism_requested
+
+NAME = "upstream"
 
 _CLASSES = {True: "GroupedMLP_CuTeGEMMGLU", False: "GroupedMLP_CuTeGEMMUnary"}
 _FUSIONS = ("fuse_glu_ops", "fuse_ops", "fuse_unary_activation_ops", "fuse_srelu_ops")
 """The functions that fuse, by the names of the versions that have them."""
+_TAKES_OFFSETS = "_cudnn_frontend_supports_single_group_runtime_offsets"
 
 
 def is_supported(*, gated: bool) -> bool:
@@ -31,27 +35,61 @@ def fuse(triple: tuple[Any, ...], recipe: Any, switches: Switches) -> Any | Reje
     Args:
         triple: FC1, activation, FC2; the activation may be one that only upstream knows.
         recipe: The recipe in force.
-        switches: Of this moment.
+        switches: Of this moment. An op that is named is taken with its known faults.
     """
     module = _load()
     if isinstance(module, Reject):
         return module
-    checks_itself = hasattr(module, capability.OWN_CHECK)
-    refusal = capability.determinism_refusal(
-        type(triple[1]).__name__,
-        requested=determinism_requested(switches),
-        has_own_check=checks_itself,
-    )
+    refusal = _determinism_refusal(triple, module, switches)
     if refusal is not None:
         return refusal
     if not any(getattr(module, name).is_supported() for name in _CLASSES.values()):
         return Reject(Reason.PACKAGE, "upstream's is_supported() is False on this machine")
+    named = switches.backend == NAME
+    if not named:
+        refusal = _fault(triple, recipe, module, switches)
+        if refusal is not None:
+            return refusal
     for name in _FUSIONS:
         function = getattr(module, name, None)
         fused = list(triple) if function is None else function(list(triple), recipe=recipe)
         if len(fused) < len(triple):
-            return fused[0] if checks_itself else _guarded(fused[0])
+            return _guarded(fused[0], module, named=named)
     return Reject(Reason.OPTION, "upstream's own conditions do not hold")
+
+
+def _determinism_refusal(
+    triple: tuple[Any, ...], module: ModuleType, switches: Switches
+) -> Reject | None:
+    fc1, activation, _ = triple
+    return capability.determinism_refusal(
+        type(activation).__name__,
+        requested=determinism_requested(switches),
+        has_own_check=hasattr(module, capability.OWN_CHECK),
+        unchecked=bool(fc1.has_bias) and te_adapter.has_unit_scale(activation, fc1.num_groups),
+    )
+
+
+def _fault(
+    triple: tuple[Any, ...], recipe: Any, module: ModuleType, switches: Switches
+) -> Reject | None:
+    fc1, activation, fc2 = triple
+    kind, detail = te_adapter.recipe_facts(fc2, recipe)
+    step = capability.Step(
+        kind,
+        detail,
+        fc1.num_groups,
+        te_adapter.linear_spec(fc1),
+        te_adapter.linear_spec(fc2),
+        te_adapter.activation_kind(activation),
+        te_adapter.has_unit_scale(activation, fc1.num_groups),
+    )
+    dense = capability.is_laid_out_densely(
+        fc1.num_groups,
+        takes_offsets=bool(getattr(module, _TAKES_OFFSETS)(type(activation))),
+        has_own_check=hasattr(module, capability.OWN_CHECK),
+    )
+    return capability.fault(step, dense=dense, full_rows=switches.full_rows)
 
 
 def _load() -> ModuleType | Reject:
@@ -65,23 +103,35 @@ def _load() -> ModuleType | Reject:
         return Reject(Reason.PATCHED if patched else Reason.PACKAGE, text)
 
 
-def _guarded(op: Any) -> Any:
-    """Make an op of a module without own check refuse each call that demands determinism."""
+def _guarded(op: Any, module: ModuleType, *, named: bool) -> Any:
+    """Make an op refuse each call that it is known to get wrong; a named one for determinism."""
+    fc1, _, fc2 = op.basic_ops
 
-    def checked(method: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(method: Callable[..., Any], check: Callable[..., None]) -> Callable[..., Any]:
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
-            refusal = capability.determinism_refusal(
-                type(op.basic_ops[1]).__name__,
-                requested=determinism_requested(environment.current_switches()),
-                has_own_check=False,
-            )
+            refusal = _determinism_refusal(op.basic_ops, module, current_switches())
             if refusal is not None:
                 raise RuntimeError(str(refusal))
+            if not named:
+                check(*args, **kwargs)
             return method(*args, **kwargs)
 
         return call
 
-    op.fuser_forward = checked(op.fuser_forward)
-    op.fuser_backward = checked(op.fuser_backward)
+    def check_forward(*_: Any, basic_op_extra_inputs: Any = (), **__: Any) -> None:
+        if basic_op_extra_inputs and getattr(fc2, "_scale_bias", False):
+            checks.same_values(basic_op_extra_inputs[1][0], basic_op_extra_inputs[2][1])
+
+    def check_backward(_ctxs: Any = None, grad_output: Any = None, **__: Any) -> None:
+        if not fc2.has_bias or not isinstance(grad_output, te_adapter.GroupedTensor):
+            return
+        if determinism_requested(current_switches()):
+            raise RuntimeError(
+                f"{Reason.NOT_DETERMINISTIC.value}: upstream sums the bias gradient of a quantized "
+                "output gradient with float atomics; take the bias off FC2"
+            )
+
+    op.fuser_forward = checked(op.fuser_forward, check_forward)
+    op.fuser_backward = checked(op.fuser_backward, check_backward)
     return op

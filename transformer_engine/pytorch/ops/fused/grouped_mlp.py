@@ -36,6 +36,7 @@ from te_grouped_mlp.op import (
     data_gradient,
     environment,
     fusion,
+    probes,
     quantize,
     saved,
     seams,
@@ -51,10 +52,10 @@ from te_grouped_mlp.op.fusion import validate_grouped_mlp_dims as validate_group
 from te_grouped_mlp.op.inputs import (
     GRAD_CARRIER_ATTRIBUTE,
     Inputs,
-    decoded,
     output_buffer,
     read_call,
     read_inputs,
+    refuse_carrier,
     require_main_grads,
 )
 from te_grouped_mlp.op.layout import Kernel, Output
@@ -111,7 +112,7 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
         """
         split_guard.require_none_reported()
         fc1, activation, fc2 = self.basic_ops
-        ops, env = (fc1, activation, fc2), environment.current()
+        ops, env = (fc1, activation, fc2), probes.obeyed(environment.current(), type(activation))
         problem = self._problem(ops)
         inputs = read_inputs(ops, problem, input_, basic_op_extra_inputs, basic_op_kwargs)
         prob = basic_op_extra_inputs[1][0]
@@ -155,7 +156,7 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
         state = saved.restore(ctx.skeleton, ctx.saved_tensors)
         plan = state.plan
         selection.require_no_stronger_demand(plan, environment.current_switches())
-        grad_output = decoded(ops[2], GRAD_CARRIER_ATTRIBUTE, grad_output)
+        refuse_carrier(ops[2], GRAD_CARRIER_ATTRIBUTE)
         features, device = plan.problem.fc2.out_features, state.splits.sizes.device
         checks.tokens("grad_output", grad_output, features, device)
         dx, grads1, grads2, dprob = _backward(ops, state, grad_output, ctx.grad_input)
@@ -266,6 +267,8 @@ def fuse_grouped_mlp_ops(
     activation_op_types: Any = None,
 ) -> list[Any]:
     """Replace every triple whose activation fits `fused_op_cls` (and is of the given types)."""
+    if seams.is_replaced(fused_op_cls, "is_supported") and not fused_op_cls.is_supported():
+        return ops
 
     def build(fc1: Any, activation: Any, fc2: Any) -> Any:
         return fused_op_cls(fc1=fc1, activation=activation, fc2=fc2)
@@ -286,11 +289,18 @@ def fuse_unary_activation_ops(ops: list[Any], *, recipe: Any = None, **_unused: 
 # The names of both functions in Transformer Engine 2.19.
 fuse_ops, fuse_srelu_ops = fuse_glu_ops, fuse_unary_activation_ops
 
-# What Transformer Engine's tests ask the module.
-_cudnn_frontend_version_supported = seams.frontend_is_usable
-_cudnn_frontend_supports_grouped_gemm_srelu = seams.supports_srelu
-_cudnn_frontend_supports_grouped_gemm_situglu = seams.supports_situglu
-_cudnn_frontend_supports_single_group_runtime_offsets = seams.supports_single_group_runtime_offsets
+# What Transformer Engine's tests ask the module; a function put in the place of one is obeyed.
+_cudnn_frontend_geglu_runtime_params = probes.takes_geglu_parameters
+_cudnn_frontend_supports_grouped_gemm_situglu = probes.supports_situglu
+_cudnn_frontend_supports_grouped_gemm_srelu = probes.supports_srelu
+_cudnn_frontend_supports_grouped_gemm_srelu_hadamard = probes.supports_srelu_hadamard
+_cudnn_frontend_supports_grouped_gemm_srelu_tanh = probes.supports_tanh_srelu
+_cudnn_frontend_supports_single_group_runtime_offsets = probes.supports_single_group_runtime_offsets
+_cudnn_frontend_version_at_least = probes.version_at_least
+_cudnn_frontend_version_supported = probes.frontend_is_usable
+_deterministic_algorithms_required = probes.deterministic_algorithms_required
+_grouped_gemm_dsrelu_backward_supported = probes.supports_dsrelu_backward
+_nvidia_cudnn_frontend_supports_wgrad = probes.supports_wgrad
 
 # Always registered: the switch is read when a fuser first fuses, so it may be set after import.
 register_forward_backward_fusion(fuse_glu_ops, prepend=True)
