@@ -26,6 +26,7 @@ from te_grouped_mlp.op.te_adapter import (
     GroupedLinear,
     activation_kind,
     activation_spec,
+    decodes_carriers,
     problem_of,
 )
 
@@ -92,8 +93,8 @@ def _fuse_triple(
     decision, upstream_op = _decide(triple, recipe)
     record(decision)
     _require_requested(decision)
-    if decision.path in (UNFUSED, selection.UPSTREAM) and environment.current_switches().fused:
-        # These would read the bytes as bf16, since no Transformer Engine knows the announcement.
+    if decision.path in (UNFUSED, selection.UPSTREAM) and not decodes_carriers():
+        # These would read the bytes as bf16: they do not know the announcement.
         refuse_carrier(triple[0], INPUT_CARRIER_ATTRIBUTE)
         refuse_carrier(triple[2], GRAD_CARRIER_ATTRIBUTE)
     if decision.path == UNFUSED:

@@ -165,8 +165,8 @@ def refuse_carrier(op: Any, attribute: str) -> None:
         raise RuntimeError(
             f"{attribute} is set on {type(op).__name__}, but no released Transformer Engine has a "
             "function that decodes such a tensor (proposed, and not merged: "
-            "transformer_engine.pytorch.ep.mxfp8_carrier_to_grouped); allowed: a plain tensor or "
-            "a GroupedTensor, without the announcement"
+            f"transformer_engine.pytorch.ep.{te_adapter.CARRIER_DECODER}); allowed: a plain tensor "
+            "or a GroupedTensor, without the announcement"
         )
 
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -63,6 +64,9 @@ __all__ = [
     "recipe_facts",
     "widths",
 ]
+
+CARRIER_DECODER = "mxfp8_carrier_to_grouped"
+"""Its name in ``transformer_engine.pytorch.ep``, as proposed and not merged."""
 
 UNIT_SCALE_ATTRIBUTE = "_grouped_mlp_unit_activation_scale"
 
@@ -328,6 +332,11 @@ def format_of(problem: Problem) -> Format:
             "recipe of another class, or another module, for what the unfused ops compute"
         )
     return fmt
+
+
+def decodes_carriers() -> bool:
+    """Whether TE has the proposed function that decodes a carrier; no released version has."""
+    return hasattr(importlib.import_module("transformer_engine.pytorch.ep"), CARRIER_DECODER)
 
 
 def is_gemm_ready(tensor: torch.Tensor) -> bool:

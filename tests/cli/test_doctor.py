@@ -225,6 +225,37 @@ def test_upstream_conditions() -> None:
     )
 
 
+@pytest.mark.parametrize("te", ["2.20.2", "2.19.0"])
+@pytest.mark.parametrize("groups", [1, 8])
+@pytest.mark.parametrize("kind", Activation)
+def test_one_expert_that_upstream_reads_densely_runs_unfused(
+    kind: Activation, groups: int, te: str
+) -> None:
+    """As every step that upstream's op is known to get wrong, unless named or promised."""
+    question = _question(activation=kind, recipe=RecipeKind.NVFP4, groups=groups)
+    machine = vars(_blackwell(te=te))
+    lacks = te == "2.19.0" and kind in (Activation.SITU_GLU, Activation.TANH_SRELU)
+    for switches in (
+        Switches(fused=True),
+        Switches(fused=True, full_rows=True),
+        Switches(fused=True, backend="upstream"),
+    ):
+        found = paths.answer(question, Environment(**{**machine, "switches": switches}))
+        dense = groups == 1 and (kind.is_gated or te == "2.19.0")
+        wrong = dense and not (switches.full_rows or switches.backend == "upstream")
+        assert found.path == ("unfused" if wrong or lacks else "upstream")
+        if wrong and not lacks:
+            assert found.refusals[-1][1].reason is Reason.UPSTREAM_FAULT
+
+
+def test_weight_gradients_by_cublas_are_upstreams() -> None:
+    switches = Switches(fused=True, no_frontend_wgrad=True)
+    machine = Environment(**{**vars(_blackwell()), "switches": switches})
+    found = paths.answer(_question(groups=8), machine)
+    assert found.path == "upstream"
+    assert found.refusals[0][1].reason is Reason.WGRAD_SWITCH
+
+
 def test_assumed_machine_is_asked_without_torch(shell: Shell) -> None:
     assert shell("doctor", *BLACKWELL, "--json") == 0
     found = shell.json()

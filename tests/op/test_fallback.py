@@ -148,6 +148,7 @@ DEMAND = (("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0"),)
 SCENARIOS = {
     "named": Scenario(declined=False, environ=(("NVTE_GROUPED_MLP_BACKEND", "upstream"),)),
     "declined": Scenario(),
+    "no wgrad kernel": Scenario(environ=(("NVTE_DISABLE_CUTEDSL_WGRAD_FUSED_GROUPED_MLP", "1"),)),
     "forbidden": Scenario(allowed=False),
     "demanded": Scenario(environ=DEMAND),
     "old upstream": Scenario(checks=False),
@@ -233,12 +234,16 @@ def ask(question: Question) -> tuple[str, str]:
 
 def run_scenario(scenario: Scenario, stand_in: Any, ours: dict[str, Any]) -> dict[str, Any]:
     """Run two steps and describe them."""
+    from transformer_engine.pytorch.ops.fused import grouped_mlp
+
     from te_grouped_mlp import standalone
     from te_grouped_mlp.op.backends.upstream import capability as upstream
 
     error, found = "", {}
     with pytest.MonkeyPatch.context() as patch, step.switches(**dict(scenario.environ)):
         standalone.allow_upstream_fused(scenario.allowed)
+        # Upstream remembers the switch; clearing ours clears its cache too.
+        grouped_mlp.GroupedMLP_CuTeGEMMGLU.grouped_gemm_wgrad_kernel.cache_clear()
         if scenario.declined:
             patch.setattr(capability, "refusal", lambda problem, env: OTHER)
         if not scenario.checks:
@@ -287,6 +292,14 @@ def test_upstreams_op_is_the_second_step(outcomes: dict[str, Any]) -> None:
     assert found["kernels"] == UPSTREAM_KERNELS
     assert len(found["said"]) == 1
     assert OTHER.detail in found["said"][0]
+
+
+def test_weight_gradients_by_cublas_are_upstreams(outcomes: dict[str, Any]) -> None:
+    """The switch that forbids the frontend's kernel of them is obeyed by upstream's own op."""
+    found = outcomes["no wgrad kernel"]
+    assert (found["path"], found["module"]) == ("upstream", PRIVATE)
+    assert found["kernels"] == ["dglu", "glu", "quant"]
+    assert found["differ"] == outcomes["declined"]["differ"] == ["dprob"]
 
 
 def test_unfused_is_the_third_step(outcomes: dict[str, Any]) -> None:

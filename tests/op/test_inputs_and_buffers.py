@@ -227,6 +227,26 @@ def test_carriers_are_refused_before_any_work(index: int, attribute: str, no_wor
         step.forward(model, SINGLE, inputs)
 
 
+@pytest.mark.parametrize("switch", ["1", "0"])
+@pytest.mark.parametrize(
+    ("index", "attribute"), [(0, "ep_mxfp8_carrier_input"), (2, "ep_mxfp8_carrier_grad")]
+)
+def test_carriers_are_refused_where_the_unfused_ops_run(
+    index: int, attribute: str, switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would read the bytes as bf16, unless their Transformer Engine decodes them."""
+    monkeypatch.setenv("NVTE_CUTEDSL_FUSED_GROUPED_MLP", switch)
+    case = SINGLE.but(mxfp8=False)
+    model, inputs = step.make_model(case), step.make_inputs(case)
+    setattr(model[index], attribute, True)
+    with pytest.raises(RuntimeError, match=f"{attribute} is set.*no released Transformer Engine"):
+        step.forward(model, case, inputs)
+    ep = importlib.import_module("transformer_engine.pytorch.ep")
+    monkeypatch.setattr(ep, "mxfp8_carrier_to_grouped", lambda *_: None, raising=False)
+    step.forward(step.make_model(case), case, inputs)
+    step.forward(model, case, inputs)
+
+
 def test_a_carrier_announced_after_the_forward_is_refused_by_the_backward() -> None:
     model, inputs = step.make_model(SINGLE), step.make_inputs(SINGLE)
     y = step.forward(model, SINGLE, inputs)

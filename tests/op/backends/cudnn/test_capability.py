@@ -12,7 +12,7 @@ import pytest
 
 from te_grouped_mlp.cli.frontend_releases import RELEASES
 from te_grouped_mlp.op.backends.cudnn import capability
-from te_grouped_mlp.op.environment import Absent, Environment
+from te_grouped_mlp.op.environment import Absent, Environment, Switches
 from te_grouped_mlp.op.formats import NVFP4, DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
 from te_grouped_mlp.op.plan import Reason, Reject
@@ -138,6 +138,7 @@ REFUSED: dict[str, tuple[Reason, dict[str, Any], dict[str, Any]]] = {
     "standalone": (Reason.PACKAGE, {}, {"standalone": True}),
     "no frontend": (Reason.PACKAGE, {}, {"wrappers": Absent("not installed")}),
     "no wrappers": (Reason.PACKAGE, {}, {"wrappers": {}}),
+    "no wgrad kernel": (Reason.WGRAD_SWITCH, {}, {"switches": Switches(no_frontend_wgrad=True)}),
     "no recipe": (Reason.RECIPE, {"recipe": RecipeKind.NONE}, {}),
     "nvfp4": (Reason.RECIPE, {"recipe": RecipeKind.NVFP4}, {}),
     "hybrid": (Reason.GRADIENT_FORMAT, {"recipe_detail": "gradients in E5M2"}, {}),
