@@ -69,6 +69,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("op.checks", "op.operands", "op.gradients"),
     ("op.te_recipe",),
     ("op.te_adapter",),
+    ("op.carriers",),
     ("op.exact_tokens", "op.exact_weights"),
     ("op.quantize", "op.weights"),
     ("op.backends.base",),

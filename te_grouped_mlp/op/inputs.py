@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op import checks, gradients, memory, te_adapter
+from te_grouped_mlp.op import carriers, checks, gradients, memory, te_adapter
 from te_grouped_mlp.op.environment import FULL_ROWS_SWITCH, Environment
 from te_grouped_mlp.op.formats import DType
 from te_grouped_mlp.op.layout import Output, is_single_group
@@ -30,8 +30,6 @@ from te_grouped_mlp.op.te_adapter import (
 )
 
 _LARGEST_TILE = 256
-INPUT_CARRIER_ATTRIBUTE = "ep_mxfp8_carrier_input"
-GRAD_CARRIER_ATTRIBUTE = "ep_mxfp8_carrier_grad"
 
 
 @record
@@ -72,8 +70,8 @@ def read_inputs(
     """
     if kwargs[0] or kwargs[2]:
         _check_buffer_owner(kwargs)
-    refuse_carrier(ops[0], INPUT_CARRIER_ATTRIBUTE)
-    refuse_carrier(ops[2], GRAD_CARRIER_ATTRIBUTE)
+    carriers.refuse(ops[0], carriers.INPUT)
+    carriers.refuse(ops[2], carriers.GRAD)
     weights = parameters(ops[0]), parameters(ops[2])
     device = weights[0][0].device
     checks.same_device("FC2's weight", weights[1][0], device)
@@ -147,27 +145,6 @@ def _check_buffer_owner(kwargs: Sequence[dict[str, Any]]) -> None:
         if key in kwargs[index]:
             wrong = "FC1" if owner == "FC2" else "FC2"
             raise ValueError(f"{key!r} buffer was given to {wrong}; allowed: on {owner} only")
-
-
-def refuse_carrier(op: Any, attribute: str) -> None:
-    """Refuse an op that announces a token tensor which only claims to be bf16.
-
-    Its storage holds E4M3 data and scales; reading it as bf16 would be silent nonsense.
-
-    Args:
-        op: FC1 for the input, FC2 for the output gradient.
-        attribute: The announcement.
-
-    Raises:
-        RuntimeError: The op announces one.
-    """
-    if te_adapter.flag(op, attribute):
-        raise RuntimeError(
-            f"{attribute} is set on {type(op).__name__}, but no released Transformer Engine has a "
-            "function that decodes such a tensor (proposed, and not merged: "
-            f"transformer_engine.pytorch.ep.{te_adapter.CARRIER_DECODER}); allowed: a plain tensor "
-            "or a GroupedTensor, without the announcement"
-        )
 
 
 def read_call(

@@ -5,14 +5,12 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import transformer_engine_torch as tex
-from transformer_engine.pytorch.constants import DType as TeDType
 from transformer_engine.pytorch.distributed_weight import is_distributed_weight
 from transformer_engine.pytorch.ops import basic
 from transformer_engine.pytorch.ops._common import get_dummy_wgrads_for_params
@@ -61,12 +59,8 @@ __all__ = [
     "placeholder_grads",
     "problem_of",
     "read_splits",
-    "recipe_facts",
     "widths",
 ]
-
-CARRIER_DECODER = "mxfp8_carrier_to_grouped"
-"""Its name in ``transformer_engine.pytorch.ep``, as proposed and not merged."""
 
 UNIT_SCALE_ATTRIBUTE = "_grouped_mlp_unit_activation_scale"
 
@@ -192,16 +186,6 @@ def has_unit_scale(activation: Any, num_groups: int) -> bool:
     return is_single_group(num_groups) and flag(activation, UNIT_SCALE_ATTRIBUTE)
 
 
-def recipe_facts(fc2: Any, recipe: Any) -> tuple[RecipeKind, str]:
-    """Return what `te_recipe.read` does, and HYBRID where FC2's quantizer still says so."""
-    kind, detail = te_recipe.read(recipe)
-    quantizer = fc2.get_quantizer("backward", 0) if kind is RecipeKind.MXFP8 else None
-    if quantizer is not None and int(quantizer.dtype) != int(TeDType.kFloat8E4M3):
-        # TE keeps quantizers when only the recipe's content changes.
-        detail = te_recipe.HYBRID
-    return kind, detail
-
-
 def problem_of(fc1: Any, activation: Any, fc2: Any, recipe: Any) -> Problem:
     """Read the three ops and the recipe.
 
@@ -213,7 +197,7 @@ def problem_of(fc1: Any, activation: Any, fc2: Any, recipe: Any) -> Problem:
         One record for all ops with equal facts, so that what is known of it is found by identity.
     """
     weight = leader(fc1)
-    kind, detail = recipe_facts(fc2, recipe)
+    kind, detail = te_recipe.facts(fc2, recipe)
     return _problem_of(
         fc1.num_groups,
         _linear_facts(fc1, weight),
@@ -332,11 +316,6 @@ def format_of(problem: Problem) -> Format:
             "recipe of another class, or another module, for what the unfused ops compute"
         )
     return fmt
-
-
-def decodes_carriers() -> bool:
-    """Whether TE has the proposed function that decodes a carrier; no released version has."""
-    return hasattr(importlib.import_module("transformer_engine.pytorch.ep"), CARRIER_DECODER)
 
 
 def is_gemm_ready(tensor: torch.Tensor) -> bool:

@@ -24,6 +24,7 @@ import transformer_engine.pytorch  # noqa: F401  (brings tex, which the op impor
 
 from te_grouped_mlp.op import (
     bias_gradient,
+    carriers,
     checks,
     environment,
     inputs,
@@ -270,8 +271,7 @@ def _quantizers() -> None:
 
 
 def read_carriers_as_bf16(patch: Patch) -> None:
-    for module in (inputs, forked()):
-        patch.setattr(module, "refuse_carrier", lambda _op, _attribute: None)
+    patch.setattr(carriers, "refuse", lambda _op, _attribute: None)
 
 
 @repair("carriers are not read as bf16", read_carriers_as_bf16)

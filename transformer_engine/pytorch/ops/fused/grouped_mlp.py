@@ -32,6 +32,7 @@ from transformer_engine.pytorch.tensor.grouped_tensor import GroupedTensor
 
 from te_grouped_mlp.op import (
     bias_gradient,
+    carriers,
     checks,
     data_gradient,
     environment,
@@ -50,12 +51,10 @@ from te_grouped_mlp.op.backends.base import Fc1Epilogue, GemmEpilogue
 from te_grouped_mlp.op.fusion import is_glu_activation as is_glu_activation
 from te_grouped_mlp.op.fusion import validate_grouped_mlp_dims as validate_grouped_mlp_dims
 from te_grouped_mlp.op.inputs import (
-    GRAD_CARRIER_ATTRIBUTE,
     Inputs,
     output_buffer,
     read_call,
     read_inputs,
-    refuse_carrier,
     require_main_grads,
 )
 from te_grouped_mlp.op.layout import Kernel, Output
@@ -156,7 +155,7 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
         state = saved.restore(ctx.skeleton, ctx.saved_tensors)
         plan = state.plan
         selection.require_no_stronger_demand(plan, environment.current_switches())
-        refuse_carrier(ops[2], GRAD_CARRIER_ATTRIBUTE)
+        carriers.refuse(ops[2], carriers.GRAD)
         features, device = plan.problem.fc2.out_features, state.splits.sizes.device
         checks.tokens("grad_output", grad_output, features, device)
         dx, grads1, grads2, dprob = _backward(ops, state, grad_output, ctx.grad_input)
