@@ -277,16 +277,18 @@ Wrappers = Mapping[str, frozenset[str]]
 
 def _probe_wrappers() -> Wrappers | Absent:
     # A `cudnn` that is imported is what a launch would find, whatever is installed.
-    return _wrappers_of(sys.modules.get("cudnn"), _probe_versions()["cudnn_frontend"])
+    return _wrappers_of(sys.modules.get("cudnn"))
 
 
 @remembered
-def _wrappers_of(module: ModuleType | None, version: str | Absent) -> Wrappers | Absent:
+def _wrappers_of(module: ModuleType | None) -> Wrappers | Absent:
+    version = _probe_versions()["cudnn_frontend"]
     if module is None:
         if isinstance(version, Absent):
             return version
         try:
-            module = importlib.import_module("cudnn")
+            # One record for the module, since equal ones take longer to compare.
+            return _wrappers_of(importlib.import_module("cudnn"))
         except Exception as error:  # a broken package may raise anything; the cause is kept
             return Absent(f"nvidia-cudnn-frontend {version} cannot be imported: {error}")
     found: dict[str, frozenset[str]] = {}
