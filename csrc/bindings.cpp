@@ -8,6 +8,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <stdexcept>
@@ -51,11 +52,18 @@ Axis check_axis(int value) {
   return static_cast<Axis>(check_choice("axis", value, 2, "ROW=0, COLUMN=1"));
 }
 
-void check_threads(int threads) {
+// Returns a request for decide_threads: 0 becomes at most torch's number, where torch is loaded. It
+// is OMP_NUM_THREADS until torch.set_num_threads changes it.
+int check_threads(int threads) {
   constexpr int kMaxThreads = 1024;
   if (threads < 0 || threads > kMaxThreads) {
     refuse("threads", std::to_string(threads), "0 (decide) to " + std::to_string(kMaxThreads));
   }
+  if (threads > 0) return threads;
+  PyObject* torch = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");
+  const py::object ask =
+      torch == nullptr ? py::none() : py::getattr(torch, "get_num_threads", py::none());
+  return ask.is_none() ? 0 : -std::max(1, ask().cast<int>());
 }
 
 void check_shape(std::int64_t rows, std::int64_t cols) {
@@ -143,7 +151,7 @@ void mxfp8_quantize(Address src, int src_dtype, std::int64_t rows, std::int64_t 
                     std::int64_t num_groups, bool two_d, bool nan_in_scale, int threads) {
   const Source source = check_source(src, src_dtype, rows, cols, row_stride);
   const Fp8Format format = check_format(fp8);
-  check_threads(threads);
+  threads = check_threads(threads);
   const Groups groups = check_splits(splits, num_groups, rows, kTile);
   if (!has_work(groups, cols)) return;
   check_not_null("src", src);
@@ -168,7 +176,7 @@ void mxfp8_dequantize(Address data, Address scale, int fp8, int axis, bool swizz
   const Axis along = check_axis(axis);
   const SourceType type = check_type("out_dtype", out_dtype);
   check_shape(rows, cols);
-  check_threads(threads);
+  threads = check_threads(threads);
   const Groups groups = check_splits(splits, num_groups, rows, kTile);
   if (along == Axis::kRow) check_blocks("cols", cols);
   if (along == Axis::kColumn) check_blocks("rows", rows);
@@ -202,7 +210,7 @@ void sum_columns(Address src, int src_dtype, std::int64_t rows, std::int64_t col
                  std::int64_t row_stride, Address weights, bool weighted, Address splits,
                  std::int64_t num_groups, Address out, int threads) {
   const Source source = check_source(src, src_dtype, rows, cols, row_stride);
-  check_threads(threads);
+  threads = check_threads(threads);
   const Groups groups = check_splits(splits, num_groups, rows, 1);
   if (cols == 0) return;
   check_not_null("out_f32", out);
@@ -231,7 +239,7 @@ void bind_row_dots(Address src, int src_dtype, std::int64_t rows, std::int64_t c
                    std::int64_t row_stride, Address table, Address splits, std::int64_t num_groups,
                    Address out, int threads) {
   const Source source = check_source(src, src_dtype, rows, cols, row_stride);
-  check_threads(threads);
+  threads = check_threads(threads);
   const Groups groups = check_splits(splits, num_groups, rows, 1);
   if (!has_work(groups, 1)) return;
   check_not_null("out_f32", out);
@@ -249,8 +257,9 @@ constexpr const char* kModuleDoc =
     "caller and nothing is kept. Source dtypes: F32=0, F16=1, BF16=2, F64=3. FP8 formats: E4M3=0,\n"
     "E5M2=1. Axes: ROW=0 (1x32 blocks), COLUMN=1 (32x1 blocks). splits: host address of\n"
     "int64[num_groups] row counts, or 0 with num_groups=0 for one dense group; with splits only\n"
-    "the rows before their sum are read or written. threads=0 decides. A bad argument raises\n"
-    "ValueError before any work. Results do not depend on the SIMD level or the thread count.";
+    "the rows before their sum are read or written. threads=0 decides: at most torch's number and\n"
+    "the CPUs of the process. A bad argument raises ValueError before any work. Results do not "
+    "depend on the SIMD level or the thread count.";
 
 constexpr const char* kQuantizeDoc =
     "Quantizes (rows, cols) to MXFP8, along rows, columns or both in one pass.\n\n"
@@ -336,6 +345,9 @@ PYBIND11_MODULE(_C, module) {
              py::arg("splits"), py::arg("num_groups"), py::arg("out_f32"), py::arg("threads"));
   module.def("spacing", &bind_spacing, kSpacingDoc, py::arg("table"), py::arg("tensors"),
              py::arg("tensor_type"), py::arg("parameter_type"));
+  module.def(
+      "threads_for", [](std::int64_t bytes) { return decide_threads(check_threads(0), bytes); },
+      py::arg("bytes"), "The number of threads that threads=0 means here for that much work.");
   module.def(
       "simd_level", [] { return std::string(kernels().name); },
       "The SIMD level in use: baseline, avx2 or avx512.");

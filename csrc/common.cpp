@@ -3,8 +3,13 @@
 
 #include "common.hpp"
 
+#ifdef __linux__
+#include <sched.h>
+#endif
+
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <stdexcept>
 #include <system_error>
 #include <thread>
@@ -16,6 +21,25 @@ namespace {
 // Below this a second thread costs more than it gives.
 constexpr std::int64_t kSerialBytes = std::int64_t{1} << 20;
 constexpr int kMaxDefaultThreads = 16;
+
+// The CPUs that the calling thread may run on now; its new threads may run on the same.
+int usable_cpus() {
+#ifdef __linux__
+  // The system refuses a set that is smaller than its own.
+  for (int room = CPU_SETSIZE; room <= CPU_SETSIZE * 64; room *= 2) {
+    cpu_set_t* set = CPU_ALLOC(static_cast<std::size_t>(room));
+    if (set == nullptr) break;
+    const std::size_t size = CPU_ALLOC_SIZE(static_cast<std::size_t>(room));
+    const bool known = sched_getaffinity(0, size, set) == 0;
+    const bool too_small = !known && errno == EINVAL;
+    const int count = known ? CPU_COUNT_S(size, set) : 0;
+    CPU_FREE(set);
+    if (known) return std::max(1, count);
+    if (!too_small) break;
+  }
+#endif
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
 
 std::vector<const KernelTable*> supported_tables() {
   std::vector<const KernelTable*> tables{&kBaselineKernels};
@@ -105,9 +129,9 @@ Tile TileGrid::operator[](std::int64_t index) const {
 
 int decide_threads(int requested, std::int64_t bytes) {
   if (requested > 0) return requested;
-  if (bytes < kSerialBytes) return 1;
-  const int hardware = static_cast<int>(std::thread::hardware_concurrency());
-  return std::max(1, std::min(hardware, kMaxDefaultThreads));
+  if (bytes < kSerialBytes || requested == -1) return 1;
+  const int most = requested == 0 ? kMaxDefaultThreads : std::min(-requested, kMaxDefaultThreads);
+  return std::min(most, usable_cpus());
 }
 
 void parallel_for(std::int64_t count, int threads,

@@ -86,7 +86,8 @@ void store_scales(const RowScaleTile& in, std::int64_t cols, const Tile& tile,
 void store_scales(const ColScaleTile& in, std::int64_t cols, const Tile& tile,
                   const ScaleBuffer& buffer);
 
-// The number of threads for a request (0: decide) and that many bytes of work.
+// The number of threads for a request and that many bytes of work. n > 0: n. -n: at most n, and no
+// more than the CPUs that the calling thread may use; one for little work. 0: as without the n.
 int decide_threads(int requested, std::int64_t bytes);
 
 // Calls body(first, last) on disjoint ranges that cover [0, count). No pool is kept: a pool would

@@ -51,7 +51,16 @@ EXEMPT_FOLDERS = ("patches/",)
 # Imports go to the same stage or an earlier one. The longest prefix of a module's name decides.
 STAGES: tuple[tuple[str, ...], ...] = (
     ("", "_C", "host", "_bootstrap"),
-    ("op", "op.memory", "op.record", "op.spacing", "op.layout", "op.environment", "op.formats"),
+    (
+        "op",
+        "op.device",
+        "op.memory",
+        "op.record",
+        "op.spacing",
+        "op.layout",
+        "op.environment",
+        "op.formats",
+    ),
     ("op.scale_layout",),
     (
         "op.block_scale",

@@ -114,10 +114,14 @@ def run(args: argparse.Namespace) -> int:
         kernels.name_target(args.arch)
     begin = time.perf_counter()
     keys = wanted(args)
-    missing = kernels.missing_of(keys)
+    try:
+        kernels.usable_folder()
+    except (OSError, RuntimeError) as error:
+        raise CommandError(f"the kernel cache cannot be used: {error}") from error
+    missing = kernels.not_stored(keys)
     _compile(missing, args.workers)
     seconds = time.perf_counter() - begin
-    failed = kernels.missing_of(keys)
+    failed = kernels.not_stored(keys)
     if output.shows_text(args.json):
         _print(keys, missing, seconds)
     output.write_json(args.json, _json(keys, missing, seconds))
@@ -225,7 +229,7 @@ def _print(keys: list[KernelKey], missing: list[KernelKey], seconds: float) -> N
 def _json(keys: list[KernelKey], missing: list[KernelKey], seconds: float) -> dict[str, object]:
     from te_grouped_mlp.op.backends.cutedsl import compile as kernels
 
-    new, left = set(missing), set(kernels.missing_of(keys))
+    new, left = set(missing), set(kernels.not_stored(keys))
     return {
         "target": kernels.target(),
         "cache": str(kernels.cache_folder()),

@@ -313,7 +313,9 @@ def cache_home() -> Path:
     Raises:
         RuntimeError: The user has no home.
     """
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "te-grouped-mlp"
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    # A relative path is to be ignored, by the specification of the variable.
+    return (Path(named) if os.path.isabs(named) else Path.home() / ".cache") / "te-grouped-mlp"
 
 
 def is_first_rank() -> bool:

@@ -11,6 +11,7 @@ import torch
 
 from te_grouped_mlp.op import gradients, weights
 from te_grouped_mlp.op.backends.checked import CheckedBackend
+from te_grouped_mlp.op.device import current_of
 from te_grouped_mlp.op.gradients import WgradTarget
 from te_grouped_mlp.op.layout import Kernel, Output
 from te_grouped_mlp.op.operands import GroupedOperand, QuantizedCopy, torch_dtype
@@ -82,7 +83,12 @@ def _weight_grads(
         x, dy = x.without_row(), dy.without_row()
         # TE's queue calls the function with the list and clears its first entry afterwards.
         entry = [[], None, list(target.members())]
-        op.wgrad_store.put(entry, lambda *_: run.wgrad(kernel, x, dy, target))
+
+        def later(*_: Any) -> None:
+            with current_of(dy.splits.sizes.device):
+                run.wgrad(kernel, x, dy, target)
+
+        op.wgrad_store.put(entry, later)
     else:
         run.wgrad(kernel, x, dy, target)
         if owns_x and isinstance(x.column, QuantizedCopy):

@@ -79,7 +79,8 @@ def write(entries: Sequence[Mapping[str, Any]]) -> Path:
     new = {tuple(entry[name] for name in _KEY) for entry in entries}
     kept = [entry for entry in read() if tuple(entry.get(name) for name in _KEY) not in new]
     target = path()
-    target.parent.mkdir(parents=True, exist_ok=True)
+    # The kernel cache, which lies there too, wants a folder that nobody else may write to.
+    target.parent.mkdir(0o700, parents=True, exist_ok=True)
     # Another process sees the old file or the new one.
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=_FILE)
     try:

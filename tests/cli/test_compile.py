@@ -124,10 +124,23 @@ def test_absent_packages_are_named(shell: Shell, monkeypatch: pytest.MonkeyPatch
     assert "not installed: no_such_package" in shell.err
 
 
+def test_a_cache_that_cannot_be_filled_is_told_before_anything_is_compiled(
+    arguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(kernels.CACHE_SWITCH, "~/file")
+    monkeypatch.setattr(kernels, "_fingerprint", lambda: "v1")
+    monkeypatch.setattr(command, "_PACKAGES", ())
+    with pytest.raises(command.CommandError, match=r"cannot be used: .*/file is no folder"):
+        command.run(arguments("--json"))
+
+
 @needs_kernels
 def test_the_cache_is_filled_without_a_gpu_and_once(tmp_path: Path) -> None:
     env = {
         **os.environ,
+        "HOME": str(tmp_path),
         kernels.CACHE_SWITCH: str(tmp_path),
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",

@@ -21,6 +21,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import torch
+
 from tests.support import frontend_kernels
 from tests.support.frontend_machine import Machine
 from tests.support.frontend_signatures import WRAPPERS, number, signature
@@ -131,12 +133,31 @@ def _wrapper(name: str, shown: inspect.Signature, stand_in: StandIn) -> Callable
         bound = shown.bind(*args, **kwargs)
         stand_in.calls.append((name, dict(bound.arguments)))
         bound.apply_defaults()
+        _require_aligned(bound.arguments)
         return kernel(SimpleNamespace(**bound.arguments), stand_in.machine)
 
     functools.update_wrapper(wrapper, kernel)
     wrapper.__name__ = f"grouped_gemm_{name}_wrapper_sm100"
     wrapper.__signature__ = shown  # type: ignore[attr-defined]
     return wrapper
+
+
+def _require_aligned(arguments: dict[str, Any]) -> None:
+    """Refuse what the built kernels refuse, and what they would read at another address.
+
+    TVM-FFI compares every tensor's address with what its kernel was built for: 16 bytes (frontend
+    1.32.0, dsrelu/api.py:1179 to 1182), 8 for tables of addresses, which go in by address
+    (quant/api.py:1104 and 1173), any for the offsets of a weight gradient. No memory of a CPU is
+    aligned to the 128 bytes that a workspace wants.
+    """
+    for name, value in arguments.items():
+        if not isinstance(value, torch.Tensor) or name == "offsets_tensor":
+            continue
+        table = name.endswith("_ptrs")
+        if value.data_ptr() % (8 if table else 16):
+            raise ValueError(f"Misaligned Tensor data: {name}")
+        if table and (value % 16).any():
+            raise ValueError(f"Misaligned Tensor data: an entry of {name}")
 
 
 def _unserved(k: SimpleNamespace, machine: Machine) -> Any:

@@ -28,6 +28,7 @@ from te_grouped_mlp.op.backends.base import (
     require_shape,
 )
 from te_grouped_mlp.op.backends.cudnn import (
+    alignment,
     arguments,
     capability,
     outputs,
@@ -73,14 +74,15 @@ class CudnnBackend:
         """Compute ``act(x W1^T + b1) * prob``."""
         spec, rows = plan.problem.activation, plan.layout.buffer_rows
         _check(plan, "x", x, w, contracted=1)
-        device = _row(x, "x").data.device
+        tokens = _row(x, "x")
+        device = tokens.data.device
         if not rows:
             return outputs.no_rows_fc1(plan, x.splits, w, epilogue, device)
 
         call = Launch(plan, capability.act_wrappers(spec.kind)[0], device)
-        a = views.tokens("x", _row(x, "x"), x.shape, call.ends(x.splits))
+        a = views.tokens("x", tokens, x.shape, call.ends(x.splits))
         b = views.experts(w)
-        bias = outputs.contiguous(epilogue.bias)
+        bias = _bias(epilogue.bias)
         prob = outputs.probability(epilogue.prob)
         if spec.is_gated:
             keywords = arguments.glu(call.shared, a, b, spec, bias=bias, prob=prob)
@@ -114,7 +116,7 @@ class CudnnBackend:
         require_shape("out", tuple(out.shape), (rows, w.shape[0 if forward else 1]))
         if not rows:
             return
-        target = outputs.writable(out)
+        target = alignment.writable(out)
         if plan.layout.use_dense_single_group:
             product = te_calls.dense_forward if forward else te_calls.dense_dgrad
             product(_row(a, "a"), w, target)
@@ -129,7 +131,7 @@ class CudnnBackend:
                 tokens,
                 b,
                 target,
-                bias=outputs.contiguous(epilogue.bias),
+                bias=_bias(epilogue.bias),
                 bias_scale=scale,
             )
             call.run(keywords, keep=b)
@@ -155,12 +157,13 @@ class CudnnBackend:
             raise ValueError(f"pre_activation is {pre_activation.dtype}; allowed: torch.bfloat16")
         if epilogue.want_activated and spec.is_gated:
             raise ValueError(f"want_activated is set; {spec.kind.value} does not recompute it")
-        device = _row(dy, "dy").data.device
+        tokens = _row(dy, "dy")
+        device = tokens.data.device
         if not rows:
             return outputs.no_rows_dact(plan, dy.splits, w, epilogue, device)
 
         call = Launch(plan, capability.act_wrappers(spec.kind)[1], device)
-        prob = None if epilogue.prob is None else epilogue.prob.float().contiguous()
+        prob = None if epilogue.prob is None else alignment.readable(epilogue.prob.float())
         dprob = None
         if epilogue.want_dprob or not spec.is_gated:
             # The kernel adds to what it finds, and leaves the rows past the live ones.
@@ -171,11 +174,11 @@ class CudnnBackend:
         build = arguments.dglu if spec.is_gated else arguments.dsrelu
         keywords = build(
             call.shared,
-            views.tokens("dy", _row(dy, "dy"), dy.shape, call.ends(dy.splits)),
+            views.tokens("dy", tokens, dy.shape, call.ends(dy.splits)),
             b,
             spec,
             arguments.Derivative(
-                pre_activation=pre_activation.contiguous(),
+                pre_activation=alignment.readable(pre_activation),
                 prob=prob,
                 dprob=dprob,
                 want_bias_grad=epilogue.want_bias_grad,
@@ -206,7 +209,7 @@ class CudnnBackend:
             for member in members if not target.accumulate else ():
                 member.zero_()
             return
-        written = [outputs.writable(member) for member in members]
+        written = [alignment.writable(member) for member in members]
         if plan.layout.use_dense_single_group:
             te_calls.dense_wgrad(
                 _column(x, "x"), _column(dy, "dy"), written[0], accumulate=target.accumulate
@@ -232,7 +235,7 @@ def _grouped_wgrad(
     stacked = None
     # A wrapper without a workspace of ours builds a kernel for every address of a stacked target.
     if isinstance(target.out, torch.Tensor) and "descriptor_workspace" in call.shared.takes:
-        stacked = target.out if target.out.is_contiguous() else None
+        stacked = target.out if alignment.readable(target.out) is target.out else None
     mode = "discrete" if stacked is None else "dense"
     call.run(
         arguments.wgrad(
@@ -294,10 +297,14 @@ def _check(plan: Plan, name: str, a: GroupedOperand, w: WeightOperand, contracte
 def _row(operand: GroupedOperand, name: str) -> QuantizedCopy:
     if operand.row is None:
         raise ValueError(f"{name} has no row copy, which the kernel reads")
-    return operand.row
+    return alignment.readable_scales(operand.row)
 
 
 def _column(operand: GroupedOperand, name: str) -> QuantizedCopy:
     if operand.column is None:
         raise ValueError(f"{name} has no column copy, which the kernel reads")
-    return operand.column
+    return alignment.readable_scales(operand.column)
+
+
+def _bias(bias: torch.Tensor | None) -> torch.Tensor | None:
+    return None if bias is None else alignment.readable(bias)

@@ -12,13 +12,11 @@ from collections.abc import Sequence
 
 import torch
 
+from te_grouped_mlp.op.backends.cudnn import alignment
 from te_grouped_mlp.op.backends.cudnn.capability import ROWS_MULTIPLE
 from te_grouped_mlp.op.formats import MXFP8
 from te_grouped_mlp.op.operands import Axis, QuantizedCopy, Splits
 from te_grouped_mlp.op.scale_layout import column_scale_shape, row_scale_shape
-
-_ALIGN = 16
-"""Bytes to which TMA wants addresses aligned."""
 
 
 def packed_scales(name: str, copy: QuantizedCopy, shape: tuple[int, int]) -> None:
@@ -51,16 +49,12 @@ def packed_scales(name: str, copy: QuantizedCopy, shape: tuple[int, int]) -> Non
 
 def aligned(name: str, tensor: torch.Tensor) -> None:
     """Raise ValueError unless TMA can address the memory of a tensor."""
-    if not is_aligned(tensor):
+    if not alignment.is_aligned(tensor):
+        multiple = alignment.BYTES
         raise ValueError(
-            f"{name} begins at an address that is {tensor.data_ptr() % _ALIGN} past a multiple of "
-            f"{_ALIGN}; allowed: multiples of {_ALIGN}"
+            f"{name} begins at an address that is {tensor.data_ptr() % multiple} past a multiple "
+            f"of {multiple}; allowed: multiples of {multiple}"
         )
-
-
-def is_aligned(tensor: torch.Tensor) -> bool:
-    """Whether TMA can address the memory of a tensor."""
-    return bool(tensor.data_ptr() % _ALIGN == 0)
 
 
 def features(name: str, value: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op.backends.cudnn import arguments, checks, signatures, streams
+from te_grouped_mlp.op.backends.cudnn import alignment, arguments, checks, signatures, streams
 from te_grouped_mlp.op.operands import Splits
 from te_grouped_mlp.op.plan import Plan
 
@@ -35,7 +35,7 @@ class Launch:
     def ends(self, splits: Splits) -> torch.Tensor:
         """Return the checked end rows of the experts."""
         checks.split_sizes(splits.host, self._plan.layout.buffer_rows)
-        return checks.end_offsets(splits, self._plan.layout.num_groups)
+        return alignment.readable(checks.end_offsets(splits, self._plan.layout.num_groups))
 
     def run(self, keywords: dict[str, Any], keep: object = None) -> Mapping[str, Any]:
         """Launch; returns the wrapper's outputs by name.

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What surrounds a launch: operands of its outputs, buffers it can write, rows it leaves."""
+"""What surrounds a launch: operands of its outputs, the rows that it leaves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from te_grouped_mlp.op.backends.base import (
     Fc1Result,
     GemmEpilogue,
 )
-from te_grouped_mlp.op.backends.cudnn import checks
+from te_grouped_mlp.op.backends.cudnn import alignment
 from te_grouped_mlp.op.operands import Axis, GroupedOperand, QuantizedCopy, Splits, WeightOperand
 from te_grouped_mlp.op.plan import Plan
 
@@ -70,20 +70,7 @@ def probability(values: torch.Tensor | None) -> torch.Tensor | None:
     """Return a value per row as the forward kernels read it: fp32 and bf16 stay what they are."""
     if values is None:
         return None
-    kept = values if values.dtype in _PROB_DTYPES else values.float()
-    return kept.contiguous()
-
-
-def contiguous(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """Return a tensor in one piece, itself if it is."""
-    return None if tensor is None else tensor.contiguous()
-
-
-def writable(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a buffer that a kernel can address: the tensor, or a copy with its content."""
-    if tensor.is_contiguous() and checks.is_aligned(tensor):
-        return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
+    return alignment.readable(values if values.dtype in _PROB_DTYPES else values.float())
 
 
 def add_bias(out: torch.Tensor, epilogue: GemmEpilogue) -> None:

@@ -5,7 +5,10 @@
 A wrapper keeps one buffer of scheduler state and descriptors per kernel that it built, so two
 launches of one kernel must not be in flight at once. On one stream they are not. A launch on
 another stream than the one before it waits for that one; inside a capture, the wait becomes an edge
-of the graph. What cannot be seen from here are two graphs that are replayed side by side.
+of the graph. What cannot be seen from here is a replay: beside another graph's, or beside an eager
+launch on another stream, it shares the buffer of the kernels that both have.
+
+Nothing here grows with the number of row counts or of captured graphs.
 """
 
 from __future__ import annotations
@@ -56,16 +59,22 @@ def lane(device: torch.device) -> Lane:
 
 
 def _capture_id(handle: int) -> int:
-    # The frontend depends on this package, so it is there where its kernels are.
+    # The frontend depends on this package, so it is there where its kernels are. Before CUDA 13 the
+    # plain name is a query that fails where an edge of the graph has data.
     runtime = importlib.import_module("cuda.bindings.runtime")
-    error, _, identity, *_ = runtime.cudaStreamGetCaptureInfo(handle)
+    name = next(each for each in _CAPTURE_QUERIES if hasattr(runtime, each))
+    error, _, identity, *_ = getattr(runtime, name)(handle)
     if int(error):
-        raise RuntimeError(f"cudaStreamGetCaptureInfo of stream {handle} failed: {error}")
+        raise RuntimeError(f"{name} of stream {handle} failed: {error}")
     return int(identity)
 
 
-_last: dict[tuple[str, torch.device, int | None], Any] = {}
-"""Wrapper, device and capture to the stream of the latest launch."""
+_CAPTURE_QUERIES = ("cudaStreamGetCaptureInfo_v3", "cudaStreamGetCaptureInfo")
+_CAPTURES_KEPT = 16
+"""Captures that may be under way at a time; identities are never used again."""
+
+_last: dict[tuple[str, torch.device], dict[int | None, Any]] = {}
+"""Wrapper and device to the stream of the latest launch, for each capture and for none."""
 
 
 def launch(
@@ -96,8 +105,11 @@ def take_turn(name: str, device: torch.device, at: Lane) -> None:
     An order across the border of a capture is not possible, nor is one with an earlier capture
     needed: its launches run when its graph is replayed.
     """
-    key = (name, device, at.capture)
-    before, _last[key] = _last.get(key), at.stream
+    streams = _last.setdefault((name, device), {})
+    before = streams.pop(at.capture, None)
+    streams[at.capture] = at.stream
+    if len(streams) > _CAPTURES_KEPT:
+        del streams[next(each for each in streams if each not in (None, at.capture))]
     if before is not None and at.stream is not None and before != at.stream:
         at.stream.wait_stream(before)
 
@@ -109,7 +121,8 @@ def forget_old_shapes(name: str, function: Callable[..., Any]) -> None:
         memo.clear()
 
 
-_workspaces: dict[tuple[Kernel, torch.device, Any, int | None, int], torch.Tensor] = {}
+_workspaces: dict[tuple[Any, ...], tuple[int | None, torch.Tensor]] = {}
+"""Where and for what to the capture that a buffer was made in, and the buffer."""
 
 
 def wgrad_workspace(
@@ -126,32 +139,43 @@ def wgrad_workspace(
         at: Where the launch is queued. Every stream and every captured graph has its own buffer.
 
     Returns:
-        uint8, never freed, since a replay uses it again; None where the wrapper takes none.
+        uint8; None where the wrapper takes none. A graph's comes from the graph's own memory, which
+        lasts as long as the graph. It is kept here until the stream belongs to another capture, so
+        that no launch of its own gets it earlier.
     """
     if "descriptor_workspace" not in takes("wgrad"):
         return None
     size = getattr(importlib.import_module("cudnn"), _WORKSPACE_SIZE)(groups, output_mode=mode)
-    key = (kernel, device, at.handle, at.capture, size)
-    if key not in _workspaces:
-        _workspaces[key] = memory.empty((size,), torch.uint8, device)
-    return _workspaces[key]
+    key = (kernel, device, at.handle, at.capture is not None, size)
+    found = _workspaces.get(key)
+    if found is None or found[0] != at.capture:
+        found = at.capture, memory.empty((size,), torch.uint8, device)
+        _workspaces[key] = found
+    return found[1]
 
 
-_ones: dict[tuple[int, torch.device, int | None], torch.Tensor] = {}
+_ones: dict[tuple[torch.device, int | None], list[torch.Tensor]] = {}
+"""Device and stream to ones, each at least twice as many as those before them."""
 
 
 def ones(count: int, device: torch.device, at: Lane) -> torch.Tensor:
     """Return fp32 ones (count,), to be read only.
 
-    Kept for the next call on the same stream, since another could read them before they are
-    written. A capture, before which torch waits for the device, takes those of any stream, so that
-    a replay need not write them; what it makes is not kept.
+    Taken from those that the stream has, since another could read them before they are written. A
+    capture, before which torch waits for the device, takes those of any stream, so that a replay
+    need not write them; what it makes is not kept. Replays read the others for ever, so none of
+    these are freed; together they are at most twice as many as the largest count needs.
     """
     if at.capture is None:
-        key = (count, device, at.handle)
-        if key not in _ones:
-            _ones[key] = torch.ones(count, dtype=torch.float32, device=device)
-        return _ones[key]
-    kept = (each for key, each in _ones.items() if key[:2] == (count, device))
-    found = next(kept, None)
-    return torch.ones(count, dtype=torch.float32, device=device) if found is None else found
+        own = _ones.setdefault((device, at.handle), [])
+        if not own or own[-1].numel() < count:
+            room = max(_LEAST_ONES, count, 2 * own[-1].numel() if own else 0)
+            own.append(torch.ones(room, dtype=torch.float32, device=device))
+        return own[-1][:count]
+    for key, own in _ones.items():
+        if key[0] == device and own[-1].numel() >= count:
+            return own[-1][:count]
+    return torch.ones(count, dtype=torch.float32, device=device)
+
+
+_LEAST_ONES = 1024

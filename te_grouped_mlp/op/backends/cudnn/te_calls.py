@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from te_grouped_mlp.op.backends.cudnn import alignment
 from te_grouped_mlp.op.formats import MXFP8
 from te_grouped_mlp.op.operands import Axis, QuantizedCopy, WeightOperand
 from te_grouped_mlp.op.scale_layout import column_scale_shape, row_scale_shape
@@ -92,7 +93,8 @@ def _gemm(
 
 
 def _weight(w: WeightOperand) -> Any:
-    return _matrix(QuantizedCopy(w.data[0].view(w.shape), w.scale[0], w.axis, w.swizzled))
+    copy = QuantizedCopy(w.data[0].view(w.shape), w.scale[0], w.axis, w.swizzled)
+    return _matrix(alignment.readable_scales(copy))
 
 
 def _matrix(copy: QuantizedCopy) -> Any:

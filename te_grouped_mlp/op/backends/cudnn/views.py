@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operands in the shapes of the frontend's kernels, and their outputs as operands again.
 
-Nothing is copied but scales that are not in tile order yet.
+Nothing is copied but scales that are not in tile order yet, or not aligned.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from te_grouped_mlp.op import spacing
-from te_grouped_mlp.op.backends.cudnn import checks, te_calls
+from te_grouped_mlp.op.backends.cudnn import alignment, checks, te_calls
 from te_grouped_mlp.op.formats import MXFP8
 from te_grouped_mlp.op.operands import Axis, Parts, QuantizedCopy, WeightOperand
 from te_grouped_mlp.op.scale_layout import from_kernel_view, round_up, to_kernel_view
@@ -101,8 +101,10 @@ def experts(w: WeightOperand) -> Experts:
     if w.swizzled:
         scales = stacked_scales(w)
         if data is None or scales is None:
-            tables = te_calls.addresses(w.data, device), te_calls.addresses(w.scale, device)
-            return Experts(n, major, tables=tables, kept=(w.data, w.scale))
+            parts = _readable(w.scale)
+            tables = te_calls.addresses(w.data, device), te_calls.addresses(parts, device)
+            return Experts(n, major, tables=tables, kept=(w.data, parts))
+        scales = alignment.readable(scales)
     else:
         *both, scales = te_calls.swizzled_tables(w, device)
         if data is None:
@@ -110,6 +112,14 @@ def experts(w: WeightOperand) -> Experts:
     view = to_kernel_view(scales.view(E8M0), n, -(-k // MXFP8.block), w.num_groups)
     order = (1, 2, 0) if forward else (2, 1, 0)
     return Experts(n, major, stacked=(data.view(E4M3).permute(order), view), kept=(scales,))
+
+
+def _readable(members: Parts) -> Parts:
+    distance = spacing.distance(members)
+    # Known of all of them at once, where they lie in steps.
+    if distance and distance % alignment.BYTES == 0 and alignment.is_aligned(members[0]):
+        return members
+    return tuple(map(alignment.readable, members))
 
 
 def stacked_data(w: WeightOperand) -> torch.Tensor | None:

@@ -4,11 +4,14 @@
 
 CuTe DSL compiles one kernel of a process at a time, so concurrency means forked workers. A worker
 never touches CUDA: the target is fixed before the fork, and a compiled kernel leaves it as an
-object file. Nothing here holds a token count.
+object file. Processes that want the same kernel at the same time, as the ranks of a node do, wait
+for the first one. Where the folder cannot be used, every process compiles for itself and says why.
+Nothing here holds a token count.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -22,9 +25,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from te_grouped_mlp.op.backends.cutedsl import library
+from te_grouped_mlp.op.backends.cutedsl import disk, library
 from te_grouped_mlp.op.backends.cutedsl.keys import KernelKey
 from te_grouped_mlp.op.backends.cutedsl.library import deprecations_ignored
+from te_grouped_mlp.op.environment import cache_home
 
 CACHE_SWITCH = "NVTE_GROUPED_MLP_CACHE"
 """Folder of the disk cache; by default te-grouped-mlp in the user's cache folder."""
@@ -39,6 +43,7 @@ _WORKER_SECONDS = 120.0
 _one_at_a_time = threading.RLock()
 _loaded: dict[KernelKey, Callable[..., None]] = {}
 _named_target: str | None = None
+_said: set[str] = set()
 
 
 def kernel(key: KernelKey) -> Callable[..., None]:
@@ -51,8 +56,23 @@ def kernel(key: KernelKey) -> Callable[..., None]:
     found = _loaded.get(key)
     if found is None:
         with _one_at_a_time:
-            found = _loaded.get(key) or _from_disk(key) or _compile(key)
+            found = _loaded.get(key) or _stored_or_compiled(key)
             _loaded[key] = found
+    return found
+
+
+def _stored_or_compiled(key: KernelKey) -> Callable[..., None]:
+    folder = _folder()
+    if folder is None:
+        return _compile(key)
+    found = _from_disk(key, folder)
+    if found is None:
+        with disk.locked(folder, _name(key)):
+            # Another process may have compiled it while this one waited.
+            found = _from_disk(key, folder)
+            if found is None:
+                found = _compile(key)
+                _export(found, key, folder)
     return found
 
 
@@ -75,8 +95,9 @@ def _compile_ahead(keys: Iterable[KernelKey], workers: int | None) -> int:
     missing = missing_of(keys)
     if not missing:
         return 0
+    folder = _folder()
     workers = min(len(missing), workers or os.cpu_count() or 1, 16)
-    if workers == 1:
+    if workers == 1 or folder is None:
         for key in missing:
             kernel(key)
         return len(missing)
@@ -86,19 +107,27 @@ def _compile_ahead(keys: Iterable[KernelKey], workers: int | None) -> int:
     with warnings.catch_warnings():
         # A worker compiles and leaves; it takes no lock that another thread may hold.
         warnings.filterwarnings("ignore", ".*multi-threaded.*fork.*", DeprecationWarning)
-        processes = [context.Process(target=_work, args=(share,), daemon=True) for share in shares]
+        processes = [
+            context.Process(target=_work, args=(share, folder), daemon=True) for share in shares
+        ]
         for process in processes:
             process.start()
     for process in processes:
         process.join(_WORKER_SECONDS)
         if process.is_alive():
             process.kill()
-    return sum(_path(key).exists() for key in missing)
+    return sum(disk.entry(folder, _name(key)) is not None for key in missing)
 
 
 def missing_of(keys: Iterable[KernelKey]) -> list[KernelKey]:
-    """Return the different kernels of `keys` that are neither in memory nor on disk."""
-    return [key for key in dict.fromkeys(keys) if key not in _loaded and not _path(key).exists()]
+    """Return the different kernels of `keys` that are neither in memory nor whole on disk."""
+    return [key for key in not_stored(keys) if key not in _loaded]
+
+
+def not_stored(keys: Iterable[KernelKey]) -> list[KernelKey]:
+    """Return the different kernels of `keys` that are not whole on disk."""
+    folder = _folder()
+    return [key for key in dict.fromkeys(keys) if folder is None or not _entry(key, folder)]
 
 
 def name_target(name: str) -> None:
@@ -136,12 +165,38 @@ def target() -> str:
 
 
 def cache_folder() -> Path:
-    """Return the folder of this version's objects; it need not exist."""
-    root = os.environ.get(CACHE_SWITCH)
-    if not root:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        root = str(Path(base) / "te-grouped-mlp")
-    return Path(root) / _fingerprint()
+    """Return the folder of this version's objects; it need not exist.
+
+    Raises:
+        RuntimeError: This user has no home folder, and none is named.
+    """
+    named = os.environ.get(CACHE_SWITCH)
+    return (Path(named).expanduser() if named else cache_home()) / _fingerprint()
+
+
+def usable_folder() -> Path:
+    """Return the real path of `cache_folder`, made if it is missing.
+
+    Raises:
+        OSError, RuntimeError: It cannot be made, or another user could change what lies there;
+            the message says why.
+    """
+    return disk.trusted_folder(cache_folder())
+
+
+def _folder() -> Path | None:
+    try:
+        return usable_folder()
+    except (OSError, RuntimeError) as error:
+        _warn(f"the kernel cache is not used, so each process compiles its kernels: {error}")
+        return None
+
+
+def _warn(text: str) -> None:
+    """Warn, once for each text."""
+    if text not in _said:
+        _said.add(text)
+        warnings.warn(f"{text} ({CACHE_SWITCH} names another folder)", stacklevel=3)
 
 
 @functools.cache
@@ -152,9 +207,7 @@ def _fingerprint() -> str:
         digest.update(f"{package}={importlib.metadata.version(package)}".encode())
     here = Path(__file__).parent
     sources = (
-        here / "compile.py",
-        here / "keys.py",
-        here / "config.py",
+        *(here / f"{name}.py" for name in ("compile", "disk", "library", "keys", "config")),
         *sorted((here / "kernels").glob("*.py")),
     )
     for source in sources:
@@ -162,13 +215,13 @@ def _fingerprint() -> str:
     return digest.hexdigest()[:24]
 
 
-def _entry(path: Path) -> str:
-    """Return a kernel's name: its own, so that a damaged object cannot find another's."""
-    return f"kernel_{path.stem}"
+def _name(key: KernelKey) -> str:
+    return hashlib.sha256(repr(key).encode()).hexdigest()[:32]
 
 
-def _path(key: KernelKey) -> Path:
-    return cache_folder() / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}.o"
+def _symbol(key: KernelKey) -> str:
+    """Return a kernel's name: its own, so that no object can be taken for another's."""
+    return f"kernel_{_name(key)}"
 
 
 @functools.cache
@@ -182,47 +235,58 @@ def _builder() -> Callable[[KernelKey], Any]:
     return build
 
 
-def _from_disk(key: KernelKey) -> Callable[..., None] | None:
-    """Load the library of a kernel, or else its object, which needs the compiler's packages."""
-    path = _path(key)
-    if not path.exists():
-        return None
+def _entry(key: KernelKey, folder: Path) -> frozenset[str] | None:
+    """Return the files of a kernel on disk; None if there are none, or none that can be taken."""
     try:
-        return library.load(path, _entry(path))
-    except Exception:  # a damaged object is a miss; compiling again replaces it
-        path.unlink(missing_ok=True)
+        return disk.entry(folder, _name(key))
+    except disk.DistrustedError as error:
+        _warn(f"a kernel of the cache is not used, but replaced: {error}")
         return None
+
+
+def _from_disk(key: KernelKey, folder: Path) -> Callable[..., None] | None:
+    """Load the library of a kernel, or else its object, which needs the compiler's packages."""
+    files = _entry(key, folder)
+    if files is None:
+        return None
+    paths = [folder / f"{_name(key)}{suffix}" for suffix in (".so", ".o")]
+    for path in paths:
+        # A library names folders of an environment that may have moved; then the object serves.
+        if path.name in files:
+            with contextlib.suppress(Exception):
+                return library.load(path, _symbol(key))
+    return None
 
 
 def _compile(key: KernelKey) -> Callable[..., None]:
     try:
         builder = _builder()
         with deprecations_ignored():
-            compiled = builder(key)
+            compiled: Callable[..., None] = builder(key)
     except ImportError:
         raise
     except Exception as error:
         raise RuntimeError(f"{key} does not compile: {error}") from error
-    _export(compiled, _path(key))
-    result: Callable[..., None] = compiled
-    return result
+    return compiled
 
 
-def _export(compiled: Any, path: Path) -> None:
-    """Write the object under a private name first: a killed process leaves no half of it."""
+def _export(compiled: Any, key: KernelKey, folder: Path) -> None:
+    """Write a kernel's files under private names, then make them its entry."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            draft = Path(folder) / path.name
-            compiled.export_to_c(object_file_path=str(draft), function_name=_entry(path))
+        with tempfile.TemporaryDirectory(dir=folder) as private:
+            draft = Path(private) / f"{_name(key)}.o"
+            compiled.export_to_c(object_file_path=str(draft), function_name=_symbol(key))
             linked = library.link(draft)
-            if linked is not None:
-                os.replace(linked, library.beside(path))
-            os.replace(draft, path)
+            disk.publish(folder, _name(key), [draft] if linked is None else [draft, linked])
     except OSError as error:
-        warnings.warn(f"{path} cannot be written, so it is compiled anew: {error}", stacklevel=2)
+        # Without the name of the private folder, which differs every time.
+        _warn(f"{folder} cannot be written to, so kernels are compiled anew: {error.strerror}")
 
 
-def _work(keys: Sequence[KernelKey]) -> None:
+def _work(keys: Sequence[KernelKey], folder: Path) -> None:
+    # What goes wrong here goes wrong again where it is looked for, and is said there.
+    warnings.simplefilter("ignore")
     for key in keys:
-        _compile(key)
+        with disk.locked(folder, _name(key)):
+            if not _entry(key, folder):
+                _export(_compile(key), key, folder)

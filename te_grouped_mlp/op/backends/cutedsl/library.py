@@ -27,11 +27,6 @@ def deprecations_ignored() -> Iterator[None]:
         yield
 
 
-def beside(path: Path) -> Path:
-    """Return where the library of an object lies."""
-    return path.with_suffix(".so")
-
-
 def link(path: Path) -> Path | None:
     """Link an object into a library beside it; call it where CuTe DSL is imported already.
 
@@ -43,7 +38,7 @@ def link(path: Path) -> Path | None:
         return None
     import cutlass.cute as cute
 
-    out = beside(path)
+    out = path.with_suffix(".so")
     needed = [Path(each) for each in cute.runtime.find_runtime_libraries(enable_tvm_ffi=True)]
     # By their folders, so that the loader finds them before anything has loaded them.
     folders = [f"-Wl,-rpath,{each.parent}" for each in needed]
@@ -55,24 +50,21 @@ def link(path: Path) -> Path | None:
     return out if done.returncode == 0 else None
 
 
-def load(path: Path, entry: str) -> Callable[..., None]:
-    """Return a kernel from the library beside an object; from the object itself without one.
+def load(path: Path, symbol: str) -> Callable[..., None]:
+    """Return a kernel from a library, or from an object.
 
     Args:
-        path: The object.
-        entry: Name under which it was exported.
+        path: What `link` made, or an object.
+        symbol: Name under which the kernel was exported.
 
     Raises:
-        Exception: Neither can be loaded; of whatever type the loaders raise.
+        Exception: It cannot be loaded; of whatever type the loaders raise.
     """
-    linked = beside(path)
-    if linked.exists():
-        # It names folders of an environment that may have moved; then the object serves.
-        with contextlib.suppress(Exception):
-            import tvm_ffi
+    if path.suffix == ".so":
+        import tvm_ffi
 
-            return tvm_ffi.load_module(str(linked.absolute()))[entry]  # type: ignore[no-any-return]
+        return tvm_ffi.load_module(str(path))[symbol]  # type: ignore[no-any-return]
     with deprecations_ignored():
         import cutlass.cute as cute
 
-    return cute.runtime.load_module(str(path), enable_tvm_ffi=True)[entry]  # type: ignore[no-any-return]
+    return cute.runtime.load_module(str(path), enable_tvm_ffi=True)[symbol]  # type: ignore[no-any-return]

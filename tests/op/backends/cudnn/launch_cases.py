@@ -120,6 +120,14 @@ def _weight_gradients() -> Iterator[LaunchCase]:
         yield LaunchCase(Kernel.FC2_WGRAD, stacked=stacked, dtype=dtype, accumulate=accumulate)
 
 
+def _shifted(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values and strides of a tensor, one element further in memory."""
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    size = tensor.element_size()
+    raw = torch.empty((last + 2) * size, dtype=torch.uint8)[size:].view(tensor.dtype)
+    return raw.as_strided(tensor.shape, tensor.stride(), raw.storage_offset()).copy_(tensor)
+
+
 def _spread(tensor: torch.Tensor) -> torch.Tensor:
     """Return the same values with gaps between the rows."""
     wide = torch.zeros(tensor.shape[0], 2 * tensor.shape[1], 1, dtype=torch.uint8)
@@ -144,6 +152,11 @@ FAULTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "misaligned descriptors": lambda given: {
         "descriptor_workspace": given["descriptor_workspace"][8:]
     },
+    "misaligned prob": lambda given: {"prob_tensor": _shifted(given["prob_tensor"])},
+    "misaligned pre-activations": lambda given: {"c_tensor": _shifted(given["c_tensor"])},
+    "misaligned scales": lambda given: {"sfa_tensor": _shifted(given["sfa_tensor"])},
+    "misaligned offsets": lambda given: {"padded_offsets": _shifted(given["padded_offsets"])},
+    "misaligned bias": lambda given: {"bias_tensor": _shifted(given["bias_tensor"])},
     "int64 ends": lambda given: {"offsets_tensor": given["offsets_tensor"].long()},
 }
 

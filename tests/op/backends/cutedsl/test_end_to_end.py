@@ -188,9 +188,9 @@ def compilations(monkeypatch):
     seen = []
 
     def counted(function, what):
-        def call(key):
+        def call(key, *folder):
             seen.append((what, key))
-            return function(key)
+            return function(key, *folder)
 
         return call
 

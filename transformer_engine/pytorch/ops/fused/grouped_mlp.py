@@ -48,6 +48,7 @@ from te_grouped_mlp.op import (
     weights,
 )
 from te_grouped_mlp.op.backends.base import Fc1Epilogue, GemmEpilogue
+from te_grouped_mlp.op.device import on_device_of_tensor
 from te_grouped_mlp.op.fusion import is_glu_activation as is_glu_activation
 from te_grouped_mlp.op.fusion import validate_grouped_mlp_dims as validate_grouped_mlp_dims
 from te_grouped_mlp.op.inputs import (
@@ -91,6 +92,7 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
 
     # A compiler would trace the host code launch by launch, and anew for each saved state.
     @torch.compiler.disable
+    @on_device_of_tensor
     def fuser_forward(
         self,
         basic_op_ctxs: list[Any],
@@ -138,6 +140,7 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
         return out, [(), (), ()]
 
     @torch.compiler.disable
+    @on_device_of_tensor
     def fuser_backward(
         self, basic_op_ctxs: list[Any], grad_output: torch.Tensor, **_unused: Any
     ) -> tuple[Any, list[Any], list[Any]]:
