@@ -14,10 +14,11 @@ import libcst.matchers as m
 
 from te_grouped_mlp.patches.base import Edit, Mismatch, Module, Patch, Statement, Target
 from te_grouped_mlp.patches.expressions import expression
-from te_grouped_mlp.patches.structure import contains, has_definition
-from te_grouped_mlp.patches.te_sites import GLU_CLASS
+from te_grouped_mlp.patches.structure import Finder, contains, has_definition, is_definition
+from te_grouped_mlp.patches.te_sites import GLU_CLASS, only_nvfp4_is_dense
 
 _UNARY_CLASS = "GroupedMLP_CuTeGEMMUnary"
+_REGISTER = "register_forward_backward_fusion"
 
 _HAND_OVER = '''
 def _tegm_use_fork():
@@ -35,7 +36,7 @@ _tegm_fork_in_use = _tegm_use_fork()
 '''
 
 
-def _registers(class_name: str):  # noqa: ANN202 - a finder of Edit
+def _registers(class_name: str) -> Finder:
     supported = m.Call(func=m.Attribute(m.Name(class_name), m.Name("is_supported")))
 
     def find(statement: Statement) -> bool:
@@ -46,15 +47,13 @@ def _registers(class_name: str):  # noqa: ANN202 - a finder of Edit
                 statement.body,
                 m.IndentedBlock(
                     [
-                        m.SimpleStatementLine(
-                            [m.Expr(m.Call(func=m.Name("register_forward_backward_fusion")))]
-                        )
+                        m.SimpleStatementLine([m.Expr(m.Call(func=m.Name(_REGISTER)))]),
                     ]
                 ),
             )
         )
 
-    return find
+    return Finder(f"`if {class_name}.is_supported()` over one call of {_REGISTER}", find)
 
 
 def _unless_forked(statement: Statement) -> Statement:
@@ -65,18 +64,21 @@ def _unless_forked(statement: Statement) -> Statement:
 def _not_needed(module: Module) -> str | None:
     if not (has_definition(module, GLU_CLASS) and has_definition(module, _UNARY_CLASS)):
         return f"the file has no classes {GLU_CLASS} and {_UNARY_CLASS}"
+    if only_nvfp4_is_dense(module):
+        return "our op does not take this TE, which is older than 2.19"
     return None
 
 
 def _verify(module: Module) -> None:
-    """No registration at module level may be left that does not ask."""
+    """No use of the registration may be left that does not ask, but for its import."""
     for statement in module.body:
-        if isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
+        imports = m.matches(statement, m.SimpleStatementLine([m.OneOf(m.Import(), m.ImportFrom())]))
+        if imports or is_definition(statement, _REGISTER):
             continue
-        registers = m.findall(statement, m.Call(func=m.Name("register_forward_backward_fusion")))
         asks = isinstance(statement, cst.If) and contains(statement, m.Name("_tegm_fork_in_use"))
-        if registers and not asks:
-            raise Mismatch((), "a fusion is registered at a further place of the module")
+        uses = len(m.findall(statement, m.Name(_REGISTER)))
+        if uses > asks:
+            raise Mismatch((), f"{_REGISTER} is used at a further place of the module")
 
 
 PATCH = Patch(
