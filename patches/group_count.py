@@ -47,13 +47,9 @@ class Question:
     nvfp4_only: bool
 
 
-def questions(source: str) -> list[Question]:
-    """Return the questions of a file in source order, one per statement.
-
-    Raises:
-        SyntaxError: this Python cannot parse the file.
-    """
-    return _Search(ast.parse(source)).run()
+def questions(tree: ast.Module) -> list[Question]:
+    """Return the questions of a file in source order, one per statement and line."""
+    return _Search(tree).run()
 
 
 class _Search:

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import ast
+
 import libcst as cst
 import libcst.matchers as m
 
@@ -87,16 +89,25 @@ def no_fused_mlp(module: Module) -> str | None:
     return f"the file has no joint forward and backward op ({BASE_CLASS})"
 
 
+def syntax_tree(module: Module) -> ast.Module:
+    """Return Python's own syntax tree of a file, which is walked much faster than LibCST's.
+
+    Raises:
+        Mismatch: this Python cannot parse the file.
+    """
+    try:
+        return ast.parse(module.code)
+    except SyntaxError as error:
+        raise Mismatch((), f"this Python cannot parse the file: {error.msg}") from error
+
+
 def unknown_questions(module: Module) -> list[Question]:
     """The statements that ask about the group count and are not among the known ones.
 
     Raises:
         Mismatch: this Python cannot parse the file.
     """
-    try:
-        found = questions(module.code)
-    except SyntaxError as error:
-        raise Mismatch((), f"this Python cannot parse the file: {error.msg}") from error
+    found = questions(syntax_tree(module))
     return [q for q in found if (q.function, q.statement) not in KNOWN_QUESTIONS]
 
 

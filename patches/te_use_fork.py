@@ -9,13 +9,15 @@ fusions are not registered. Without our package the file behaves as before.
 
 from __future__ import annotations
 
+import ast
+
 import libcst as cst
 import libcst.matchers as m
 
 from te_grouped_mlp.patches.base import Edit, Mismatch, Module, Patch, Statement, Target
 from te_grouped_mlp.patches.expressions import expression
-from te_grouped_mlp.patches.structure import Finder, contains, has_definition, is_definition
-from te_grouped_mlp.patches.te_sites import GLU_CLASS, only_nvfp4_is_dense
+from te_grouped_mlp.patches.structure import Finder, contains, has_definition
+from te_grouped_mlp.patches.te_sites import GLU_CLASS, only_nvfp4_is_dense, syntax_tree
 
 _UNARY_CLASS = "GroupedMLP_CuTeGEMMUnary"
 _REGISTER = "register_forward_backward_fusion"
@@ -71,14 +73,21 @@ def _not_needed(module: Module) -> str | None:
 
 def _verify(module: Module) -> None:
     """No use of the registration may be left that does not ask, but for its import."""
-    for statement in module.body:
-        imports = m.matches(statement, m.SimpleStatementLine([m.OneOf(m.Import(), m.ImportFrom())]))
-        if imports or is_definition(statement, _REGISTER):
-            continue
-        asks = isinstance(statement, cst.If) and contains(statement, m.Name("_tegm_fork_in_use"))
-        uses = len(m.findall(statement, m.Name(_REGISTER)))
-        if uses > asks:
-            raise Mismatch((), f"{_REGISTER} is used at a further place of the module")
+    uses = [
+        node.lineno
+        for node in ast.walk(syntax_tree(module))
+        if isinstance(node, ast.Name) and node.id == _REGISTER
+    ]
+    asked = [
+        statement
+        for statement in module.body
+        if isinstance(statement, cst.If) and contains(statement, m.Name("_tegm_fork_in_use"))
+    ]
+    if len(uses) != len(asked):
+        source = module.code
+        lines = source.splitlines()
+        places = tuple((number, lines[number - 1].strip()) for number in sorted(uses))
+        raise Mismatch((), f"{_REGISTER} is used at a further place", places, source)
 
 
 PATCH = Patch(
