@@ -189,6 +189,65 @@ def test_te_without_the_file(tree: Path) -> None:
     assert "has no pytorch/ops/fused/grouped_mlp.py" in found["te_full_rows"].reason
 
 
+_ONLY_NVFP4 = """
+def quantize(quantizer, num_groups):
+    if num_groups != 1 or not isinstance(quantizer, NVFP4Quantizer):
+        return "packed"
+    return "dense"
+
+
+def quantize_with_amax(quantizer, num_groups):
+    if not isinstance(quantizer, NVFP4Quantizer):
+        return quantize(quantizer, num_groups)
+    return "packed" if num_groups != 1 else "dense"
+
+
+class _GroupedMLP_CuTeGEMMBase:
+    def fuser_forward(self, use_nvfp4, num_groups, split_sizes):
+        if int(split_sizes.numel()) != num_groups:
+            raise ValueError
+        if use_nvfp4:
+            if num_groups == 1:
+                return "dense"
+        else:
+            return "packed"
+
+    def fuser_backward(self, grouped_x, num_groups):
+        if num_groups == 1 and isinstance(grouped_x.quantizer, NVFP4Quantizer):
+            return "dense"
+
+
+class GroupedMLP_CuTeGEMMGLU: ...
+class GroupedMLP_CuTeGEMMUnary: ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("", ""),
+        ("or not isinstance", "or isinstance"),
+        ("    if not isinstance(q", "    if isinstance(q"),
+        ("        if use_nvfp4:", "        if not use_nvfp4:"),
+        (
+            '            return "packed"\n\n',
+            '            return "dense" if num_groups < 2 else ""\n\n',
+        ),
+        ("num_groups == 1 and isinstance", "num_groups == 1 or isinstance"),
+    ],
+)
+def test_before_one_mxfp8_group_was_dense(old: str, new: str, tmp_path: Path) -> None:
+    """The structure of TE 2.17 and 2.18 is left alone; with a shortcut under MXFP8 it is not."""
+    assert old in _ONLY_NVFP4
+    source = _ONLY_NVFP4.replace(old, new, 1) if old else _ONLY_NVFP4
+    tree = trees.write_tree(tmp_path / "site", source, "2.18.0")
+    found = {f.patch: f for f in engine.check(tree)}
+    for name in ("te_one_decision", "te_full_rows"):
+        assert found[name].state is (State.UNKNOWN if old else State.ABSENT), name
+        assert old or "MXFP8 group" in found[name].reason
+    assert old or "older than 2.19" in found["te_use_fork"].reason
+
+
 @pytest.mark.parametrize(
     ("old", "new", "where", "text"),
     [
