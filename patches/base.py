@@ -83,17 +83,28 @@ class Mismatch(Exception):
 
     Attributes:
         scope: Names of the definitions that enclose the place, outermost first.
+        places: The statements in the way, each as its line and its text.
+        source: The text in which the lines are counted: the file with the edits made so far.
     """
 
-    def __init__(self, scope: tuple[str, ...], text: str) -> None:
+    def __init__(
+        self,
+        scope: tuple[str, ...],
+        text: str,
+        places: tuple[tuple[int, str], ...] = (),
+        source: str = "",
+    ) -> None:
         super().__init__(text)
         self.scope = scope
+        self.places = places
+        self.source = source
 
 
 @dataclass(frozen=True)
 class Edit:
     """One named place and what happens there.
 
+    A tree is refused if the place is not there `count` times, or if a rewrite changes nothing.
     Exactly one of `before`, `after` and `rewrite` is given. The first statement that is new or
     changed gets the repair's mark, with the place's name, as a comment line of its own.
 
@@ -102,25 +113,31 @@ class Edit:
         scope: Names of the enclosing definitions, outermost first; empty for the module.
         find: Whether a statement is the place. Statements inside nested definitions of the scope
             are not asked unless `deep` is set.
-        before: Source text of statements to put in front of the place.
+        before: Source text of statements to put in front of the place, or what makes it for a file.
         after: Source text of statements to put behind the place.
         rewrite: Makes the changed statement of the found one.
         blank_lines: Empty lines in front of inserted text.
-        every: Whether several statements may be the place; otherwise exactly one must be.
+        count: How many statements must be the place; None for at least one.
         deep: Whether statements inside nested definitions of the scope are asked too.
-        wanted: What the place is, for the refusal; its name says it by default.
+        wanted: What the place is, for the refusal; by default what its finder says.
     """
 
     place: str
     scope: tuple[str, ...]
     find: Callable[[Statement], bool]
-    before: str = ""
+    before: str | Callable[[Module], str] = ""
     after: str = ""
     rewrite: Callable[[Statement], Statement] | None = None
     blank_lines: int = 0
-    every: bool = False
+    count: int | None = 1
     deep: bool = False
     wanted: str = ""
+
+    @property
+    def looked_for(self) -> str:
+        """The place's name, with what it is."""
+        wanted = self.wanted or getattr(self.find, "wanted", "")
+        return f"[{self.place}] ({wanted})" if wanted else f"[{self.place}]"
 
 
 def _nothing(module: Module) -> str | None:  # noqa: ARG001 - the signature of `not_needed`
@@ -145,7 +162,8 @@ class Patch:
         changes: What it puts there, in a sentence.
         proof: The test that proves it.
         edits: The places.
-        not_needed: Gives the reason why a file has nothing to repair, else None.
+        not_needed: Gives the reason why a file has nothing to repair, else None; raises Mismatch
+            for a file that seems to have nothing to repair, but asks in a way that is not known.
         verify: Looks at the changed file and raises Mismatch if the result is not whole (for
             example a further place that the edits do not cover).
         builds_on: The repair that must be there first in trees where it is applicable.

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -119,7 +120,20 @@ class Examination:
         return Finding(patch.name, state, self.file.path, line, reason)
 
     def _unknown(self, patch: Patch, error: Mismatch) -> Finding:
-        return self._finding(patch, State.UNKNOWN, self._line_of(error.scope), str(error))
+        places = [(self._original_line(n, error.source), text) for n, text in error.places]
+        listed = "; ".join(f"line {number}: {text}" for number, text in places)
+        reason = f"{error}: {listed}" if listed else str(error)
+        line = places[0][0] if places else self._line_of(error.scope)
+        return self._finding(patch, State.UNKNOWN, line, reason)
+
+    def _original_line(self, number: int, source: str) -> int:
+        """Where a line of a text with some edits stands in the file as it is."""
+        new, old = source.splitlines(), self.text.splitlines()
+        matcher = difflib.SequenceMatcher(None, new, old)
+        for _, first, behind, old_first, old_behind in matcher.get_opcodes():
+            if first < number <= behind:
+                return max(min(old_first + number - first, old_behind), 1)
+        return 1
 
     def _try(self, patch: Patch, base: Module, module: Module) -> tuple[Finding, Module]:
         marks = self.marks[patch.name]
@@ -132,7 +146,10 @@ class Examination:
             return finding, apply_patch(module, patch)
         if marks:
             return self._judge_marks(patch, marks), module
-        nothing = patch.not_needed(module)
+        try:
+            nothing = patch.not_needed(module)
+        except Mismatch as error:
+            return self._unknown(patch, error), module
         if nothing is not None:
             if patch.builds_on and self._would_fit_on(patch, base):
                 nothing = f"{patch.builds_on} must be applied first, or with it"
@@ -178,7 +195,8 @@ class Examination:
             needed = [p for p in self.accepted if p.name in (other.builds_on, patch.builds_on)]
             without = [p for p in needed if p is not other]
             if _fits(base, [*without, patch]) and not _fits(base, [*without, other, patch]):
-                return Mismatch(error.scope, f"conflicts with {other.name}: {error}")
+                text = f"conflicts with {other.name}: {error}"
+                return Mismatch(error.scope, text, error.places, error.source)
         return error
 
     def _claim(self, patch: Patch) -> str:

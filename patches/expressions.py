@@ -14,16 +14,38 @@ from te_grouped_mlp.patches.base import Mismatch, Statement
 
 
 def replace(
-    statement: Statement, pattern: m.BaseMatcherNode, new: Callable[[cst.CSTNode], cst.CSTNode]
+    statement: Statement,
+    pattern: m.BaseMatcherNode,
+    new: Callable[[cst.CSTNode], cst.CSTNode],
+    wanted: str,
+    times: int | None = 1,
 ) -> Statement:
-    """Replace every node of the statement's own part that the pattern matches."""
+    """Replace every node of the statement's own part that the pattern matches.
+
+    Args:
+        statement: The statement.
+        pattern: What to replace.
+        new: Makes the node to put in a found one's place.
+        wanted: What the pattern matches, for the refusal.
+        times: How many there must be; None for at least one.
+
+    Raises:
+        Mismatch: there are more or fewer.
+    """
+    count = 0
 
     def swap(node: cst.CSTNode, _: object) -> cst.CSTNode:
+        nonlocal count
+        count += 1
         return new(node)
 
     if isinstance(statement, (cst.If, cst.While)):
-        return statement.with_changes(test=m.replace(statement.test, pattern, swap))
-    return m.replace(statement, pattern, swap)
+        result = statement.with_changes(test=m.replace(statement.test, pattern, swap))
+    else:
+        result = m.replace(statement, pattern, swap)
+    if count != times and not (times is None and count):
+        raise Mismatch((), f"expected {times or 'at least one'} of {wanted}, found {count}")
+    return result
 
 
 def change_value(

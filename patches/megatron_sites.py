@@ -13,6 +13,7 @@ from te_grouped_mlp.patches.structure import has_definition, own_part, scope_bod
 CLASS = "TEGroupedMLP"
 FUSED = (CLASS, "_fused_forward")
 SETTING = "deterministic_mode"
+_TORCH_FLAG = "are_deterministic_algorithms_enabled"
 
 # The expressions by which the file may ask whether determinism is wanted.
 REQUEST = m.OneOf(
@@ -25,7 +26,16 @@ REQUEST = m.OneOf(
             m.ZeroOrMore(),
         ],
     ),
-    m.Call(func=m.Attribute(attr=m.Name("are_deterministic_algorithms_enabled"))),
+    m.Call(func=m.Attribute(attr=m.Name(_TORCH_FLAG))),
+    m.Call(func=m.Name(_TORCH_FLAG)),
+)
+
+# Whatever names the setting or torch's flag, asked for in a known way or not.
+NAMED = m.OneOf(
+    m.Attribute(attr=m.Name(SETTING)),
+    m.SimpleString(f'"{SETTING}"'),
+    m.SimpleString(f"'{SETTING}'"),
+    m.Name(_TORCH_FLAG),
 )
 
 

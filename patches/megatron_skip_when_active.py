@@ -13,17 +13,17 @@ from __future__ import annotations
 import libcst as cst
 import libcst.matchers as m
 
-from te_grouped_mlp.patches.base import Edit, Mismatch, Module, Patch, Statement, Target
+from te_grouped_mlp.patches.base import Edit, Module, Patch, Statement, Target
 from te_grouped_mlp.patches.expressions import change_value, expression, replace
 from te_grouped_mlp.patches.megatron_sites import (
     CLASS,
+    NAMED,
     REQUEST,
-    methods,
     no_fused_experts,
     request_statements,
     requests,
 )
-from te_grouped_mlp.patches.structure import is_definition
+from te_grouped_mlp.patches.structure import Finder, defines, is_definition, mismatch_at
 
 _ACTIVE = "_tegm_op_active"
 
@@ -45,8 +45,12 @@ def _unless_active(node: cst.CSTNode) -> cst.BaseExpression:
 def _skip(statement: Statement) -> Statement:
     match statement:
         case cst.SimpleStatementLine(body=[cst.Assign() | cst.AnnAssign()]):
-            return change_value(statement, lambda value: replace(value, REQUEST, _unless_active))
-    return replace(statement, REQUEST, _unless_active)
+            return change_value(statement, _skip_in)
+    return _skip_in(statement)
+
+
+def _skip_in(node: Statement) -> Statement:
+    return replace(node, REQUEST, _unless_active, "a request for determinism", times=None)
 
 
 def _not_needed(module: Module) -> str | None:
@@ -65,23 +69,29 @@ def _verify(module: Module) -> None:
         operator=m.And(),
         right=m.UnaryOperation(m.Not(), m.Call(func=m.Name(_ACTIVE))),
     )
-    for method in methods(module):
-        written = [
-            target
-            for target in m.findall(method, m.AssignTarget())
-            if m.matches(cst.ensure_type(target, cst.AssignTarget).target, REQUEST)
-        ]
-        read = len(m.findall(method, REQUEST)) - len(written)
-        if read != len(m.findall(method, asked)):
-            scope = (CLASS, method.name.value)
-            raise Mismatch(scope, "determinism is asked for at a further place")
+    further: list[cst.CSTNode] = []
+    for statement in module.body:
+        if m.matches(statement, m.SimpleStatementLine([m.OneOf(m.Import(), m.ImportFrom())])):
+            continue
+        known: list[cst.CSTNode] = []
+        if is_definition(statement, CLASS):
+            known += m.findall(statement, asked)
+            known += [
+                target
+                for target in m.findall(statement, m.AssignTarget())
+                if m.matches(cst.ensure_type(target, cst.AssignTarget).target, REQUEST)
+            ]
+        inside = {id(name) for node in known for name in m.findall(node, NAMED)}
+        further += [name for name in m.findall(statement, NAMED) if id(name) not in inside]
+    if further:
+        raise mismatch_at(module, (CLASS,), "determinism is asked for at a further place", further)
 
 
 PATCH = Patch(
     name="megatron_skip_when_active",
     title="skip where the op is deterministic",
     target=Target.MEGATRON,
-    versions=("0.19.x",),
+    versions=("0.18.x", "0.19.x"),
     looks_for=f"every place of {CLASS} that asks for determinism, ours and Megatron's own",
     changes="it is skipped where the fused op declares DETERMINISTIC_DPROB",
     proof="tests/patches/test_published_megatron.py",
@@ -89,16 +99,16 @@ PATCH = Patch(
         Edit(
             "helper",
             (),
-            find=lambda s: is_definition(s, CLASS),
+            find=defines(CLASS),
             before=_HELPER,
             blank_lines=2,
         ),
         Edit(
             "request",
             (CLASS,),
-            find=lambda s: bool(requests(s)),
+            find=Finder("a statement that asks for determinism", lambda s: bool(requests(s))),
             rewrite=_skip,
-            every=True,
+            count=None,
             deep=True,
         ),
     ),

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import libcst as cst
 import libcst.matchers as m
+import libcst.metadata
 
 from te_grouped_mlp.patches.base import Edit, Mismatch, Module, Patch, Statement
 
@@ -56,24 +58,48 @@ def apply_patch(
 
 
 def _apply_edit(module: cst.Module, edit: Edit, mark: str) -> cst.Module:
-    count = 0
+    found: list[Statement] = []
 
-    def change(statement: Statement) -> list[Statement]:
-        nonlocal count
-        count += 1
+    def change(statement: Statement, inner: Statement) -> list[Statement]:
+        found.append(statement)
         if edit.rewrite is not None:
-            return [_with_mark(edit.rewrite(statement), mark, 0)]
-        new = _parse_block(module, edit.before or edit.after)
+            try:
+                changed = edit.rewrite(inner)
+            except Mismatch as error:
+                raise _mismatch(module, edit, str(error), [statement]) from error
+            if changed.deep_equals(inner):
+                raise _mismatch(module, edit, "the rewrite changes nothing", [statement])
+            return [_with_mark(changed, mark, 0)]
+        before = edit.before if isinstance(edit.before, str) else edit.before(module)
+        new = _parse_block(module, before or edit.after)
         new[0] = _with_mark(new[0], mark, edit.blank_lines)
-        return [*new, statement] if edit.before else [statement, *new]
+        return [*new, inner] if before else [inner, *new]
 
     body = _in_scope(module.body, edit.scope, (), lambda block: _rewrite(block, edit, change))
-    if count == 0 or (count > 1 and not edit.every):
-        number = "at least one place" if edit.every else "exactly one place"
-        wanted = f" ({edit.wanted})" if edit.wanted else ""
-        text = f"expected {number} for [{edit.place}]{wanted}, found {count}"
-        raise Mismatch(edit.scope, text)
+    if len(found) != edit.count and (edit.count is not None or not found):
+        number = {None: "at least one place", 1: "exactly one place"}.get(
+            edit.count, f"{edit.count} places"
+        )
+        raise _mismatch(module, edit, f"expected {number}, found {len(found)}", found)
     return module.with_changes(body=body)
+
+
+def _mismatch(module: cst.Module, edit: Edit, text: str, found: Sequence[Statement]) -> Mismatch:
+    return mismatch_at(module, edit.scope, f"{edit.looked_for}: {text}", found)
+
+
+def mismatch_at(
+    module: Module, scope: tuple[str, ...], text: str, nodes: Sequence[cst.CSTNode]
+) -> Mismatch:
+    """Make the Mismatch that lists some nodes of the module with their lines."""
+    if not nodes:
+        return Mismatch(scope, text)
+    wrapper = cst.metadata.MetadataWrapper(module, unsafe_skip_copy=True)
+    positions = wrapper.resolve(cst.metadata.PositionProvider)
+    numbers = sorted({positions[node].start.line for node in nodes})
+    source = module.code
+    lines = source.splitlines()
+    return Mismatch(scope, text, tuple((n, lines[n - 1].strip()) for n in numbers), source)
 
 
 def _in_scope(
@@ -97,20 +123,20 @@ def _in_scope(
 def _rewrite(
     body: Sequence[Statement],
     edit: Edit,
-    change: Callable[[Statement], list[Statement]],
+    change: Callable[[Statement, Statement], list[Statement]],
 ) -> list[Statement]:
     result: list[Statement] = []
     for statement in body:
         inner = _descend(statement, edit, change)
         # The found statement itself may hold further places (an `if` with a changed test).
-        result.extend(change(inner) if edit.find(statement) else [inner])
+        result.extend(change(statement, inner) if edit.find(statement) else [inner])
     return result
 
 
 def _descend(
     node: Statement,
     edit: Edit,
-    change: Callable[[Statement], list[Statement]],
+    change: Callable[[Statement, Statement], list[Statement]],
 ) -> Statement:
     if isinstance(node, cst.SimpleStatementLine) or (
         isinstance(node, _DEFINITIONS) and not edit.deep
@@ -126,7 +152,7 @@ def _descend(
             if edit.find(part):
                 if edit.rewrite is None:
                     raise Mismatch(edit.scope, f"[{edit.place}] is an elif, so nothing fits there")
-                inner = change(inner)[0]
+                inner = change(part, inner)[0]
             changed[name] = inner
         elif isinstance(part, (cst.Else, cst.Finally)):
             changed[name] = _descend(part, edit, change)
@@ -237,14 +263,34 @@ def value_of(statement: Statement) -> cst.BaseExpression:
     return value
 
 
-def assigns(name: str) -> Callable[[Statement], bool]:
+@dataclass(frozen=True)
+class Finder:
+    """A test of a statement that can say what it looks for."""
+
+    wanted: str
+    test: Callable[[Statement], bool]
+
+    def __call__(self, statement: Statement) -> bool:
+        """Whether the statement is what is looked for."""
+        return self.test(statement)
+
+
+def assigns(name: str) -> Finder:
     """Make a finder of assignments to `name` or `name[key]`."""
-    return lambda statement: target_of(statement) == name
+    return Finder(f"an assignment to {name}", lambda statement: target_of(statement) == name)
 
 
-def assigns_call(name: str, callee: str) -> Callable[[Statement], bool]:
+def assigns_call(name: str, callee: str) -> Finder:
     """Make a finder of assignments to `name` whose value calls `callee`."""
-    return lambda s: target_of(s) == name and contains(s, m.Call(func=m.Name(callee)))
+    return Finder(
+        f"an assignment to {name} that calls {callee}",
+        lambda s: target_of(s) == name and contains(s, m.Call(func=m.Name(callee))),
+    )
+
+
+def defines(name: str) -> Finder:
+    """Make a finder of the definition of a function or class."""
+    return Finder(f"the definition of {name}", lambda s: is_definition(s, name))
 
 
 def contains(statement: Statement, pattern: m.BaseMatcherNode) -> bool:

@@ -15,7 +15,7 @@ import libcst.matchers as m
 
 from te_grouped_mlp.patches.base import Edit, Module, Patch, Statement, Target
 from te_grouped_mlp.patches.expressions import change_value, expression
-from te_grouped_mlp.patches.structure import assigns, has_definition, is_definition, value_of
+from te_grouped_mlp.patches.structure import assigns, defines, has_definition, value_of
 from te_grouped_mlp.patches.te_sites import (
     BACKWARD,
     GLU_CLASS,
@@ -114,12 +114,19 @@ PATCH = Patch(
             BACKWARD,
             find=lambda s: assigns(_ANSWER)(s) and isinstance(value_of(s), cst.BooleanOperation),
             rewrite=_without_bias,
+            wanted=f"an assignment of an `and` or `or` to {_ANSWER}",
         ),
-        Edit("backward: reason", BACKWARD, find=_raises_on_answer, rewrite=_our_text),
+        Edit(
+            "backward: reason",
+            BACKWARD,
+            find=_raises_on_answer,
+            rewrite=_our_text,
+            wanted=f"`if not {_ANSWER}` over one raise",
+        ),
         Edit(
             "GLU class: question",
             (GLU_CLASS,),
-            find=lambda s: is_definition(s, "grouped_gemm_dactivation_kernel"),
+            find=defines("grouped_gemm_dactivation_kernel"),
             after=_METHOD,
             blank_lines=1,
         ),

@@ -20,8 +20,10 @@ from te_grouped_mlp.patches.te_sites import (
     DENSE,
     FORWARD,
     assigned,
+    check_questions,
     helper,
     no_fused_mlp,
+    only_nvfp4_is_dense,
     resets_unit_scale,
 )
 
@@ -69,11 +71,15 @@ def _use_saved(statement: Statement) -> Statement:
 
 
 def _not_needed(module: Module) -> str | None:
-    return no_fused_mlp(module)
+    reason = no_fused_mlp(module)
+    if reason is None and only_nvfp4_is_dense(module):
+        return "one MXFP8 group is packed in this file, never dense (NVFP4 is left as it is)"
+    return reason
 
 
 def _verify(module: Module) -> None:
-    """Between the decision and its narrowing, nobody may have used it."""
+    """No shortcut asks by itself, and before its narrowing nobody has used the decision."""
+    check_questions(module)
     narrowed = False
     for statement in walk(scope_body(module, *FORWARD)):
         if contains(statement, m.Call(func=m.Name("_tegm_rows_are_full"))):
@@ -98,7 +104,13 @@ PATCH = Patch(
     proof="tests/patches/test_published_te_runs.py",
     edits=(
         helper(_HELPER),
-        Edit("forward: known rows", FORWARD, find=resets_unit_scale, after=_NARROW),
+        Edit(
+            "forward: known rows",
+            FORWARD,
+            find=resets_unit_scale,
+            after=_NARROW,
+            wanted="the `if` that resets unit_activation_scale where num_groups != 1",
+        ),
         Edit("backward: the forward's decision", BACKWARD, assigns(DENSE), rewrite=_use_saved),
     ),
     not_needed=_not_needed,

@@ -128,7 +128,13 @@ PATCH = Patch(
             find=assigns("scales"),
             after=f"fc1_ctx.{_NEED} = bool(scales.requires_grad)",
         ),
-        Edit("backward: who needs it", BACKWARD, find=_reads_unit_scale, after=_BACKWARD_READS),
+        Edit(
+            "backward: who needs it",
+            BACKWARD,
+            find=_reads_unit_scale,
+            after=_BACKWARD_READS,
+            wanted="an assignment to unit_activation_scale from fc1_ctx",
+        ),
         Edit(
             "backward: request",
             BACKWARD,
@@ -140,6 +146,7 @@ PATCH = Patch(
             BACKWARD,
             find=_allocates,
             rewrite=_put("KNOWN if tegm_dprob_buffer else None"),
+            wanted="an assignment of a call to dscales_tensor",
         ),
         Edit(
             "backward: bias gradients",
@@ -147,7 +154,13 @@ PATCH = Patch(
             find=assigns("dactivation_kernel"),
             after=_KERNEL_ARGUMENTS,
         ),
-        Edit("backward: extra grad", BACKWARD, find=_chooses_extra_grad, rewrite=_or_frozen),
+        Edit(
+            "backward: extra grad",
+            BACKWARD,
+            find=_chooses_extra_grad,
+            rewrite=_or_frozen,
+            wanted="`if unit_activation_scale` over an assignment to activation_grad_extra",
+        ),
     ),
     not_needed=_not_needed,
 )

@@ -17,10 +17,11 @@ import libcst.matchers as m
 from te_grouped_mlp.patches.base import Edit, Mismatch, Module, Patch, Statement, Target
 from te_grouped_mlp.patches.expressions import replace, with_keyword, with_keyword_parameter
 from te_grouped_mlp.patches.structure import (
+    Finder,
     assigns,
     assigns_call,
     contains,
-    is_definition,
+    defines,
     scope_body,
     walk,
 )
@@ -30,9 +31,10 @@ from te_grouped_mlp.patches.te_sites import (
     FORWARD,
     ONE_GROUP,
     assigned,
+    check_questions,
     helper,
     no_fused_mlp,
-    resets_unit_scale,
+    only_nvfp4_is_dense,
 )
 
 _QUANTIZE = "_group_quantize_for_grouped_mlp"
@@ -64,7 +66,7 @@ def _decide(statement: Statement) -> Statement:
             return name
         return cst.UnaryOperation(cst.Not(), name)
 
-    return replace(statement, ONE_GROUP, new)
+    return replace(statement, ONE_GROUP, new, "`num_groups == 1` or `num_groups != 1`")
 
 
 def _pass_on(callee: str) -> Callable[[Statement], Statement]:
@@ -73,17 +75,19 @@ def _pass_on(callee: str) -> Callable[[Statement], Statement]:
             assert isinstance(node, cst.Call)
             return with_keyword(node, DENSE, DENSE)
 
-        return replace(statement, m.Call(func=m.Name(callee)), new)
+        return replace(statement, m.Call(func=m.Name(callee)), new, f"a call of {callee}")
 
     return rewrite
 
 
-def _asks(statement: Statement) -> bool:
-    return isinstance(statement, cst.If) and contains(statement, ONE_GROUP)
+_ASKS = Finder(
+    "an `if` with `num_groups == 1` or `num_groups != 1`",
+    lambda statement: isinstance(statement, cst.If) and contains(statement, ONE_GROUP),
+)
 
 
 def _asks_before_dense_fc2(statement: Statement) -> bool:
-    return _asks(statement) and any(
+    return _ASKS(statement) and any(
         assigns_call("fc2_out_buf", "_single_group_fc2_gemm")(s) for s in statement.body.body
     )
 
@@ -96,20 +100,16 @@ def _returns_quantized(statement: Statement) -> bool:
     )
 
 
-def _function(name: str) -> Callable[[Statement], bool]:
-    return lambda statement: is_definition(statement, name)
-
-
 def _parameter(place: str, name: str) -> Edit:
     return Edit(
         place,
         (),
-        find=_function(name),
+        find=defines(name),
         rewrite=lambda function: with_keyword_parameter(function, DENSE),
     )
 
 
-def _question(place: str, scope: tuple[str, ...], find: Callable[[Statement], bool]) -> Edit:
+def _question(place: str, scope: tuple[str, ...], find: Finder) -> Edit:
     return Edit(place, scope, find=find, rewrite=_decide)
 
 
@@ -122,17 +122,17 @@ _RUNTIME_OFFSETS = "[use_single_group_runtime_offsets]"
 _EDITS = (
     helper(_HELPER),
     _parameter("quantize: parameter", _QUANTIZE),
-    _question("quantize: question", (_QUANTIZE,), _asks),
+    _question("quantize: question", (_QUANTIZE,), _ASKS),
     _parameter("quantize with amax: parameter", _QUANTIZE_AMAX),
-    _question("quantize with amax: question", (_QUANTIZE_AMAX,), _asks),
+    _question("quantize with amax: question", (_QUANTIZE_AMAX,), _ASKS),
     Edit(
         "quantize with amax: call",
         (_QUANTIZE_AMAX,),
-        find=_returns_quantized,
+        find=Finder(f"a return that calls {_QUANTIZE}", _returns_quantized),
         rewrite=_pass_on(_QUANTIZE),
     ),
     _parameter("weight gradient: parameter", _WGRAD),
-    _question("weight gradient: question", (_WGRAD,), _asks),
+    _question("weight gradient: question", (_WGRAD,), _ASKS),
     Edit("forward: decision", FORWARD, find=assigns("num_groups"), after=_DECISION),
     _question("forward: offsets", FORWARD, assigns("use_offsetless_metadata")),
     _call("forward: FC1 weight", FORWARD, "grouped_fc1_weight", _QUANTIZE),
@@ -143,7 +143,11 @@ _EDITS = (
     _question("forward: FC1 discrete weight", FORWARD, assigns("use_single_discrete_weight")),
     _call("forward: FC2 input with amax", FORWARD, "grouped_fc2_x", _QUANTIZE_AMAX),
     _call("forward: FC2 input", FORWARD, "grouped_fc2_x", _QUANTIZE),
-    _question("forward: FC2 NVFP4", FORWARD, _asks_before_dense_fc2),
+    _question(
+        "forward: FC2 NVFP4",
+        FORWARD,
+        Finder(f"{_ASKS.wanted} over a call of _single_group_fc2_gemm", _asks_before_dense_fc2),
+    ),
     _question("forward: FC2 MXFP8", FORWARD, assigns("use_single_group_dense_fc2")),
     _question("forward: FC2 kernel", FORWARD, assigns("fc2_quant_kwargs" + _RUNTIME_OFFSETS)),
     Edit("backward: decision", BACKWARD, find=assigns("num_groups"), after=_DECISION),
@@ -163,17 +167,19 @@ _EDITS = (
 
 def _not_needed(module: Module) -> str | None:
     reason = no_fused_mlp(module)
+    if reason is None and only_nvfp4_is_dense(module):
+        return "one MXFP8 group takes no dense shortcut in this file (NVFP4's are left as they are)"
     if reason is None and assigned(module, FORWARD, DENSE) and assigned(module, BACKWARD, DENSE):
+        check_questions(module)
         return f"the file already decides once ({DENSE})"
     return reason
 
 
 def _verify(module: Module) -> None:
     """No shortcut may be left that asks by itself, and no call that is not told."""
+    check_questions(module)
     for scope in ((_QUANTIZE,), (_QUANTIZE_AMAX,), (_WGRAD,), FORWARD, BACKWARD):
         for statement in walk(scope_body(module, *scope)):
-            if contains(statement, ONE_GROUP) and not resets_unit_scale(statement):
-                raise Mismatch(scope, "the group count is compared with one at a further place")
             for callee in (_QUANTIZE, _QUANTIZE_AMAX, _WGRAD):
                 call = m.Call(func=m.Name(callee))
                 told = m.Call(

@@ -9,15 +9,18 @@ fusions are not registered. Without our package the file behaves as before.
 
 from __future__ import annotations
 
+import ast
+
 import libcst as cst
 import libcst.matchers as m
 
 from te_grouped_mlp.patches.base import Edit, Mismatch, Module, Patch, Statement, Target
 from te_grouped_mlp.patches.expressions import expression
-from te_grouped_mlp.patches.structure import contains, has_definition
-from te_grouped_mlp.patches.te_sites import GLU_CLASS
+from te_grouped_mlp.patches.structure import Finder, contains, has_definition
+from te_grouped_mlp.patches.te_sites import GLU_CLASS, only_nvfp4_is_dense, syntax_tree
 
 _UNARY_CLASS = "GroupedMLP_CuTeGEMMUnary"
+_REGISTER = "register_forward_backward_fusion"
 
 _HAND_OVER = '''
 def _tegm_use_fork():
@@ -35,7 +38,7 @@ _tegm_fork_in_use = _tegm_use_fork()
 '''
 
 
-def _registers(class_name: str):  # noqa: ANN202 - a finder of Edit
+def _registers(class_name: str) -> Finder:
     supported = m.Call(func=m.Attribute(m.Name(class_name), m.Name("is_supported")))
 
     def find(statement: Statement) -> bool:
@@ -46,15 +49,13 @@ def _registers(class_name: str):  # noqa: ANN202 - a finder of Edit
                 statement.body,
                 m.IndentedBlock(
                     [
-                        m.SimpleStatementLine(
-                            [m.Expr(m.Call(func=m.Name("register_forward_backward_fusion")))]
-                        )
+                        m.SimpleStatementLine([m.Expr(m.Call(func=m.Name(_REGISTER)))]),
                     ]
                 ),
             )
         )
 
-    return find
+    return Finder(f"`if {class_name}.is_supported()` over one call of {_REGISTER}", find)
 
 
 def _unless_forked(statement: Statement) -> Statement:
@@ -65,18 +66,28 @@ def _unless_forked(statement: Statement) -> Statement:
 def _not_needed(module: Module) -> str | None:
     if not (has_definition(module, GLU_CLASS) and has_definition(module, _UNARY_CLASS)):
         return f"the file has no classes {GLU_CLASS} and {_UNARY_CLASS}"
+    if only_nvfp4_is_dense(module):
+        return "our op does not take this TE, which is older than 2.19"
     return None
 
 
 def _verify(module: Module) -> None:
-    """No registration at module level may be left that does not ask."""
-    for statement in module.body:
-        if isinstance(statement, (cst.FunctionDef, cst.ClassDef)):
-            continue
-        registers = m.findall(statement, m.Call(func=m.Name("register_forward_backward_fusion")))
-        asks = isinstance(statement, cst.If) and contains(statement, m.Name("_tegm_fork_in_use"))
-        if registers and not asks:
-            raise Mismatch((), "a fusion is registered at a further place of the module")
+    """No use of the registration may be left that does not ask, but for its import."""
+    uses = [
+        node.lineno
+        for node in ast.walk(syntax_tree(module))
+        if isinstance(node, ast.Name) and node.id == _REGISTER
+    ]
+    asked = [
+        statement
+        for statement in module.body
+        if isinstance(statement, cst.If) and contains(statement, m.Name("_tegm_fork_in_use"))
+    ]
+    if len(uses) != len(asked):
+        source = module.code
+        lines = source.splitlines()
+        places = tuple((number, lines[number - 1].strip()) for number in sorted(uses))
+        raise Mismatch((), f"{_REGISTER} is used at a further place", places, source)
 
 
 PATCH = Patch(

@@ -24,8 +24,13 @@ _ACTIONS = {
     "revert": "take the repairs out again, byte for byte",
 }
 _EPILOG = """\
-exit codes: 0 good; 1 found something (check: a patch that is not applied, or a tree that is not as
-expected; the others: the tree was refused, and nothing was written); 2 bad arguments
+exit codes:
+  0  check, apply: every patch is applied or absent; list, diff, revert: done
+  1  check: a patch can be applied, is partly applied, or does not know the tree;
+     apply, diff, revert: refused, nothing was written;
+     all: the reader of the output has left (`| head`); what was asked for is done
+  2  bad arguments: no such folder, no TE or Megatron-Core in it, an unknown patch, option or action
+  129, 130, 143  stopped by SIGHUP, Ctrl-C or SIGTERM; what had begun is undone
 """
 
 
@@ -72,29 +77,32 @@ def run(args: argparse.Namespace) -> int:
 
     Returns:
         0 good, 1 found something or refused, 2 bad arguments.
+
+    Raises:
+        OSError: the answer could not be written; what was asked for has been done.
     """
+    if args.action == "list":
+        return _list(args)
+    from te_grouped_mlp.patches import engine
     from te_grouped_mlp.patches.base import BadTreeError, PatchError
 
     try:
-        return _run(args)
+        answer = getattr(engine, args.action)(args.tree, args.only)
     except BadTreeError as error:
         sys.stderr.write(f"te-grouped-mlp patch: {error}\n")
         return 2
     except (PatchError, OSError) as error:
         sys.stderr.write(f"te-grouped-mlp patch: refused, nothing was written\n{error}\n")
         return 1
+    if args.action == "diff":
+        sys.stdout.write(answer)
+        return 0
+    return _tell(args, answer)
 
 
-def _run(args: argparse.Namespace) -> int:
-    if args.action == "list":
-        return _list(args)
-    from te_grouped_mlp.patches import engine
+def _tell(args: argparse.Namespace, findings: Sequence[Finding]) -> int:
     from te_grouped_mlp.patches.base import State
 
-    if args.action == "diff":
-        sys.stdout.write(engine.diff(args.tree, args.only))
-        return 0
-    findings = getattr(engine, args.action)(args.tree, args.only)
     bad = {State.PARTIAL, State.UNKNOWN}
     if args.action == "check":
         bad.add(State.APPLICABLE)

@@ -10,6 +10,7 @@ fractions, so every sum is exact and every comparison is for equality.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import sys
 from collections.abc import Iterator
@@ -61,9 +62,12 @@ class Experts:
             "fp8": None,
             "fp4": None,
             "moe_paged_stash": False,
-            "moe_router_padding_for_quantization": False,
+            # The router has padded, so that the tokens reach the op as they come.
+            "moe_router_padding_for_quantization": True,
             "moe_token_dispatcher_type": "alltoall",
             "moe_flex_dispatcher_backend": None,
+            "moe_use_grouped_tensor": True,
+            "delay_offload_until_cuda_graph": False,
             "deterministic_mode": False,
         }
         cls = experts.TEGroupedMLP
@@ -72,6 +76,7 @@ class Experts:
         self.module.config = SimpleNamespace(**{**fields, **config})
         self.ops = StandInOps()
         self.module._fused_ops = (self.ops,)
+        self.module._use_grouped_tensor = True
         self.module.linear_fc2 = SimpleNamespace(use_bias=bias)
         generator = torch.Generator().manual_seed(0)
         self.x = _fractions((ROWS, FEATURES), 127, generator).to(torch.bfloat16).requires_grad_()
@@ -84,6 +89,16 @@ class Experts:
         """Call the path under test."""
         buffers = {} if output_buffer is None else {"output_buffer": output_buffer}
         return self.module._fused_forward(self.x, self.tokens, self.probs, **buffers)
+
+
+def zero_copy(experts: ModuleType) -> bool:
+    """Whether the method takes zero-copy buffers, as Megatron-Core does from 0.19 on."""
+    return "output_buffer" in inspect.signature(experts.TEGroupedMLP._fused_forward).parameters
+
+
+def scales_fc2_bias(experts: ModuleType) -> bool:
+    """Whether the probabilities go to FC2 too if it has a bias; from 0.19 on."""
+    return "fc2_extra_inputs" in experts.TEGroupedMLP._fused_forward.__code__.co_varnames
 
 
 def _fractions(shape: tuple[int, ...], limit: int, generator: torch.Generator) -> torch.Tensor:
@@ -134,11 +149,13 @@ def rewrite_faults(experts: ModuleType) -> list[str]:
 def _guard_faults(experts: ModuleType) -> list[str]:
     faults = []
     buffer = torch.zeros(ROWS, FEATURES, dtype=torch.bfloat16)
-    for setting, options, arguments in (
+    guards: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         ("add_bias_linear", {"bias": True}, {}),
-        ("moe_ncclep_zero_copy", {}, {"output_buffer": buffer}),
         ("moe_combine_bwd_dtype", {"moe_combine_bwd_dtype": "mxfp8"}, {}),
-    ):
+    ]
+    if zero_copy(experts):
+        guards.append(("moe_ncclep_zero_copy", {}, {"output_buffer": buffer}))
+    for setting, options, arguments in guards:
         case = Experts(experts, deterministic_mode=True, **options)
         try:
             case.run(**arguments)
@@ -178,14 +195,15 @@ def _handed_on(experts: ModuleType, config: dict[str, Any]) -> list[str]:
     case = Experts(experts, bias=True, moe_combine_bwd_dtype="mxfp8", **config)
     produced: list[torch.Tensor] = []
     case.ops.register_forward_hook(lambda _m, _a, output: produced.append(output))
-    y = case.run(output_buffer=buffer)
+    y = case.run(output_buffer=buffer if zero_copy(experts) else None)
     (x, tokens, probs, *fc2), options = case.ops.calls[0]
     if x is not case.x or tokens is not case.tokens or probs is not case.probs:
         faults.append("an input was replaced")
-    if len(fc2) != 2 or fc2[0] is not case.tokens or fc2[1] is not case.probs:
-        faults.append("the FC2 bias scale was replaced")
+    expected = [case.tokens, case.probs][: 1 + scales_fc2_bias(experts)]
+    if len(fc2) != len(expected) or any(a is not b for a, b in zip(fc2, expected, strict=True)):
+        faults.append("the FC2 splits or its bias scale were replaced")
     handed = next(iter(options.get("op_kwargs", {}).get(-1, {"": None}).values()))
-    if handed is not buffer:
+    if handed is not (buffer if zero_copy(experts) else None):
         faults.append("the zero-copy buffer was replaced")
     if y is not produced[0]:
         faults.append("the output was replaced")

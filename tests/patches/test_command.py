@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import re
 import shlex
@@ -45,6 +47,28 @@ def test_exit_codes(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("check", "--tree", tree) == 1
     assert run("apply", "--tree", tree, "--only", "te_one_decision") == 1
     assert "refused, nothing was written" in capsys.readouterr().err
+
+
+def test_a_reader_who_leaves_is_no_refusal(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The files are patched by then, so nobody may read that nothing was written."""
+
+    class Closed(io.StringIO):
+        def write(self, _: str) -> int:
+            raise BrokenPipeError
+
+    with contextlib.redirect_stdout(Closed()), pytest.raises(BrokenPipeError):
+        run("apply", "--tree", tree, "--only", "megatron_deterministic")
+    assert capsys.readouterr().err == ""
+    assert "[guards]" in trees.megatron_file(tree).read_text()
+
+
+@pytest.mark.skipif(not DOCS.is_file(), reason="the tests alone, without the repository's docs")
+def test_exit_codes_of_the_docs_and_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    run("--help")
+    told = re.findall(r"^  ((?:\d+)(?:, \d+)*)  ", capsys.readouterr().out, re.M)
+    assert told == ["0", "1", "2", "129, 130, 143"]
+    rows = re.findall(r"^\| ([\d, ]+) \| ", DOCS.read_text(encoding="utf-8"), re.M)
+    assert list(dict.fromkeys(rows)) == told
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from tests.patches.test_trees import snapshot
 
 pytestmark = pytest.mark.slow
 
-VERSIONS = ("0.19.0", "0.19.2")
+VERSIONS = ("0.18.0", "0.18.2", "0.19.0", "0.19.2")
 PATCHES = {p.name: p for p in all_patches() if p.name.startswith("megatron")}
 DRIVER = Path(__file__).with_name("drive_megatron.py")
 

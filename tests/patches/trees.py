@@ -148,7 +148,7 @@ class _GroupedMLP_CuTeGEMMBase:
         n, s = num_groups, split_sizes
         scales = basic_op_extra_inputs[1][-1]
         unit_activation_scale = bool(getattr(activation_op, "unit", False))
-        if num_groups != 1 and unit_activation_scale:
+        if unit_activation_scale and num_groups != 1:
             unit_activation_scale = not unit_activation_scale
         runtime_offsets = _cudnn_frontend_supports_single_group_runtime_offsets(
             type(activation_op)
@@ -297,9 +297,9 @@ _FLAG = """
             fc2_dactivation_kwargs["deterministic"] = True"""
 
 _DECISION = """
-        kind = type(activation_op)
-        can = _cudnn_frontend_supports_single_group_runtime_offsets(kind)
-        use_dense_single_group = can and num_groups == 1"""
+        use_dense_single_group = num_groups == 1 and (
+            _cudnn_frontend_supports_single_group_runtime_offsets(type(activation_op))
+        )"""
 
 
 def te_source(version: str) -> str:
@@ -337,9 +337,7 @@ class TEGroupedMLP(torch.nn.Module):
         return output[: sum(tokens)]
 
     def _fused_forward(
-        self, permuted_local_hidden_states, tokens_per_expert, permuted_probs,
-        output_buffer=None,
-        grad_input_buffer=None,
+        self, permuted_local_hidden_states, tokens_per_expert, permuted_probs,{BUFFERS}
     ):
         """Run the ops."""{OWN}
         if None is self._fused_ops:
@@ -348,8 +346,19 @@ class TEGroupedMLP(torch.nn.Module):
 
         unpadded_tokens_per_expert, op_kwargs = None, {{}}
         with contextlib.nullcontext():
+{CALL}
+        if unpadded_tokens_per_expert:
+            output = self.quantization_unpadding(tokens=unpadded_tokens_per_expert, output=output)
+        return output
+'''
+
+_BUFFERS = """
+        output_buffer=None,
+        grad_input_buffer=None,"""
+
+_CALL = """\
             if output_buffer is not None and OUTPUT_BUFFER_KEY:
-                op_kwargs[-1] = {{OUTPUT_BUFFER_KEY: output_buffer}}
+                op_kwargs[-1] = {OUTPUT_BUFFER_KEY: output_buffer}
             fc2_extra_inputs = (tokens_per_expert,)
             if self.linear_fc2.use_bias:
                 fc2_extra_inputs = (tokens_per_expert, permuted_probs)
@@ -357,12 +366,16 @@ class TEGroupedMLP(torch.nn.Module):
                 permuted_local_hidden_states, tokens_per_expert,
                 {PROBS},  # the activation's scales
                 *fc2_extra_inputs,
-                **({{"op_kwargs": op_kwargs}} if op_kwargs else {{}}),
-            )
-        if unpadded_tokens_per_expert:
-            output = self.quantization_unpadding(tokens=unpadded_tokens_per_expert, output=output)
-        return output
-'''
+                **({"op_kwargs": op_kwargs} if op_kwargs else {}),
+            )"""
+
+# Before 0.19.
+_OLD_CALL = """\
+            output = ops(
+                permuted_local_hidden_states, tokens_per_expert,
+                {PROBS},  # the activation's scales
+                tokens_per_expert,
+            )"""
 
 _OWN_REWRITE = """
         behind = self.config.deterministic_mode
@@ -370,12 +383,21 @@ _OWN_REWRITE = """
             raise RuntimeError("its own guard")"""
 
 
-def megatron_source(own_rewrite: bool = False) -> str:
-    """The model without a deterministic mode, or with a rewrite of Megatron's own."""
-    if not own_rewrite:
-        return _MEGATRON.lstrip("\n").format(OWN="", PROBS="permuted_probs")
+def megatron_source(own_rewrite: bool = False, zero_copy: bool = True) -> str:
+    """The model without a deterministic mode, or with a rewrite of Megatron's own.
+
+    Without `zero_copy`, the method has no buffers and FC2 no bias scale, as before 0.19.
+    """
     probs = "torch.ones_like(permuted_probs) if behind else permuted_probs"
-    text = _MEGATRON.lstrip("\n").format(OWN=_OWN_REWRITE, PROBS=probs)
+    text = _MEGATRON.lstrip("\n").format(
+        BUFFERS=_BUFFERS if zero_copy else "",
+        CALL=(_CALL if zero_copy else _OLD_CALL).replace(
+            "{PROBS}", probs if own_rewrite else "permuted_probs"
+        ),
+        OWN=_OWN_REWRITE if own_rewrite else "",
+    )
+    if not own_rewrite:
+        return text
     return text.replace(
         "        if unpadded_tokens_per_expert:\n",
         "        if behind:\n"
