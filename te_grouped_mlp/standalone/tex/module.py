@@ -27,7 +27,15 @@ NAME = "transformer_engine_torch"
 # GEMM that the GPU takes too.
 CUBLASLT_VERSION = 130400
 
-ENUMS = ("DType", "FP8FwdTensors", "FP8BwdTensors", "NVTE_Fused_Attn_Backend", "NVTE_QKV_Format")
+ENUMS = (
+    "DType",
+    "FP8FwdTensors",
+    "FP8BwdTensors",
+    "NVTE_Fused_Attn_Backend",
+    "NVTE_QKV_Format",
+    "NVTERoutingMapFormat",
+    "NVTEQBHistogramMode",
+)
 FUNCTIONS: dict[ModuleType, tuple[str, ...]] = {
     quantize: (
         "quantize",
