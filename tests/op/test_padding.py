@@ -84,7 +84,7 @@ def test_a_full_single_group_is_one_dense_matrix() -> None:
 
 
 def test_more_experts_than_one_grouped_launch_takes() -> None:
-    """TE 2.20's quantization takes 64 groups, on the CPU as on a GPU; every second is empty here."""
+    """TE 2.20 quantizes 64 groups at once, on the CPU as on a GPU; every second is empty here."""
     case = StepCase(splits=(128, 0) * 33, hidden=64, ffn=64, buffer_rows=33 * 128 + 128, fill=1e30)
     if host.te_version().startswith("2.19."):
         assert_padding_invisible(case)

@@ -106,7 +106,7 @@ def _dtype_problem(name: str, operand: Any, axis: int) -> str | None:
     if not isinstance(operand, (list, tuple)):
         if operand.quantizer is not None:
             return rules.class_problem(f"{name}.quantizer", operand.quantizer)
-        operand = [operand.rowwise_data]
+        operand = [] if operand.rowwise_data is None else [operand.rowwise_data]
     for value in operand:
         if not is_mxfp8(value) and value.dtype not in (torch.bfloat16, torch.float16):
             return f"{name} is {value.dtype}; allowed: bfloat16, float16 and MXFP8"

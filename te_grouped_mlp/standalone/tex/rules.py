@@ -308,4 +308,4 @@ def storage_scales(name: str) -> Refusal:
         found = (scale_problem(name, a[name], axis) for axis in directions(a[name]))
         return next((words for words in found if words is not None), None)
 
-    return Refusal(f"scales of {name}", "common/swizzle/swizzle.cu:2221", rule)
+    return Refusal(f"scales of {name}", "common/transformer_engine.cpp:341", rule)
