@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from te_grouped_mlp import _C
-from te_grouped_mlp.op import memory, quantize
+from te_grouped_mlp.op import memory
 from te_grouped_mlp.op.layout import Output
 from te_grouped_mlp.op.operands import Splits, torch_dtype
+from te_grouped_mlp.op.problem import Call, LinearSpec
 from te_grouped_mlp.op.saved import SavedState
 from te_grouped_mlp.op.te_adapter import packed_bias
 
@@ -20,26 +21,29 @@ _DECIDE_THREADS = 0
 _SOURCE_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
+def wanted(fc2: LinearSpec, call: Call) -> tuple[bool, bool]:
+    """Return whether FC2's bias and the scale of that bias want gradients."""
+    return call.wants(Output.DB2), fc2.has_bias and fc2.scale_bias and call.wants(Output.DPROB)
+
+
 def of_fc2(
-    fc2: Any, state: SavedState, grad_output: torch.Tensor
+    fc2: Any, state: SavedState, values: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Return the gradient of FC2's bias, and of the scale of that bias.
 
     Args:
         fc2: The GroupedLinear.
         state: Of the call.
-        grad_output: (rows, FC2 out features) or a GroupedTensor.
+        values: Of the output gradient, (rows, FC2 out features); None if neither is wanted.
 
     Returns:
         fp32 (G, N) and fp32 (rows,); each None where it is not wanted.
     """
     spec, call = state.plan.problem.fc2, state.plan.call
-    wants_bias = call.wants(Output.DB2)
-    wants_scale = spec.has_bias and spec.scale_bias and call.wants(Output.DPROB)
-    if not (wants_bias or wants_scale):
+    wants_bias, wants_scale = wanted(spec, call)
+    if values is None:
         return None, None
     dtype = torch_dtype(call.dtype)
-    values = quantize.dequantized(grad_output, dtype, state.splits)
     bias_grad = scale_grad = None
     if wants_bias:
         scale = state.prob if spec.scale_bias else None

@@ -82,3 +82,5 @@ SCALE_TILE_OUTER = 128
 """Rows (or columns, for column scales) that one tile of the swizzled scale layout spans."""
 SCALE_TILE_INNER = 4
 """Block scales along the quantized axis that one tile spans."""
+MAX_QUANTIZED_GROUPS = 64
+"""Groups that one call of Transformer Engine 2.20's grouped quantization takes."""

@@ -52,7 +52,7 @@ def tokens(
     dtype, fmt, layout = torch_dtype(plan.call.dtype), plan.call.format, plan.layout
     if isinstance(tensor, GroupedTensor):
         own = _own_quantizer(quantizer, row, column)
-        return _from_grouped(tensor, own, dtype, fmt, layout, splits)
+        return _from_grouped(tensor, own, plan, splits, values=False)[0]
     plain = maybe_dequantize(tensor, dtype)
     if not fmt.is_block_scaled:
         shape = (int(plain.shape[0]), int(plain.shape[1]))
@@ -72,32 +72,69 @@ def tokens(
     return _from_storage(grouped, tuple(plain.shape), fmt, layout, splits)
 
 
-def dequantized(tensor: torch.Tensor, dtype: torch.dtype, splits: Splits) -> torch.Tensor:
-    """Return the values of a token tensor as (rows, features), for sums over them.
+def gradient(
+    tensor: torch.Tensor,
+    quantizer: Any,
+    plan: Plan,
+    splits: Splits,
+    *,
+    row: bool,
+    column: bool,
+    waits: bool,
+    values: bool,
+) -> tuple[GroupedOperand, torch.Tensor | None]:
+    """Make the operand of an output gradient, and its values for sums over them.
 
     Args:
-        tensor: A plain tensor, or a GroupedTensor with a row copy in compact or tile order.
-        dtype: Of the result.
-        splits: Division of the rows.
+        tensor, quantizer, plan, splits, row, column, waits: As in `tokens`.
+        values: Whether the values are wanted.
 
     Returns:
-        A new tensor, or `tensor` itself where nothing is to be done; rows past the live ones are
-        unwritten when the tensor was a GroupedTensor.
+        The operand; and (rows, features) in the compute dtype or None: a new tensor or `tensor`
+        itself. Rows past the live ones are unwritten where `tensor` is a GroupedTensor.
     """
+    usages = {"row": row, "column": column, "waits": waits}
+    if not values:
+        return tokens(tensor, quantizer, plan, splits, **usages), None
+    dtype = torch_dtype(plan.call.dtype)
     if not isinstance(tensor, GroupedTensor):
-        return maybe_dequantize(tensor, dtype)
-    compact = tensor.copy()
-    if compact._with_gemm_swizzled_scales:
-        rows, cols = (int(size) for size in compact.logical_shape)
-        compact.scale_inv = scale_layout.compact_rows(compact.scale_inv, rows, cols)
-        compact._with_gemm_swizzled_scales = False
+        plain = maybe_dequantize(tensor, dtype)
+        return tokens(plain, quantizer, plan, splits, **usages), plain
+    if tensor._with_gemm_swizzled_scales:
+        known = _values_of_ready(tensor, dtype, splits)
+        return tokens(tensor, quantizer, plan, splits, **usages), known
+    own = _own_quantizer(quantizer, row, column)
+    return _from_grouped(tensor, own, plan, splits, values=True)
+
+
+def _values_of_ready(tensor: Any, dtype: torch.dtype, splits: Splits) -> torch.Tensor:
+    """Return the values of a GroupedTensor whose scales are in tile order; TE has no call for it.
+
+    TE dequantizes storage that has compact scales in one direction, and offsets where it has row
+    counts.
+    """
+    rows, cols = (int(size) for size in tensor.logical_shape)
+    compact = _regrouped(tensor, splits)
+    compact.scale_inv = scale_layout.compact_rows(compact.scale_inv, rows, cols)
+    compact._with_gemm_swizzled_scales = False
     compact.columnwise_data = None
     compact.columnwise_scale_inv = None
-    compact.first_dims = splits.sizes
     plain = tex.group_dequantize(input=compact, otype=TE_DType[dtype])
-    values = plain.rowwise_data.view(tuple(tensor.shape))
+    values = plain.rowwise_data.view(rows, cols)
     assert isinstance(values, torch.Tensor)
     return values
+
+
+def _regrouped(tensor: Any, splits: Splits) -> Any:
+    """Return a shallow copy of a GroupedTensor whose groups are those of the call.
+
+    The caller's tensor may say nothing of its groups (equal ones), or only their row counts; TE's
+    kernels want offsets beside these.
+    """
+    grouped = tensor.copy()
+    grouped.first_dims = splits.sizes
+    grouped.tensor_offsets = splits.element_offsets[int(tensor.shape[1])]
+    return grouped
 
 
 def _own_quantizer(quantizer: Any, row: bool, column: bool) -> Any:
@@ -110,25 +147,20 @@ def _own_quantizer(quantizer: Any, row: bool, column: bool) -> Any:
 
 
 def _from_grouped(
-    tensor: Any,
-    quantizer: Any,
-    dtype: torch.dtype,
-    fmt: Format,
-    layout: GroupLayout,
-    splits: Splits,
-) -> GroupedOperand:
+    tensor: Any, quantizer: Any, plan: Plan, splits: Splits, *, values: bool
+) -> tuple[GroupedOperand, torch.Tensor | None]:
     shape = (int(tensor.shape[0]), int(tensor.shape[1]))
-    grouped = tensor.copy()
-    tex.group_requantize_inplace(
+    grouped = _regrouped(tensor, splits)
+    known = tex.group_requantize_inplace(
         grouped_x=grouped,
         quantizer=quantizer,
-        num_tensors=layout.num_groups,
+        num_tensors=plan.layout.num_groups,
         first_dims=splits.sizes,
-        otype=TE_DType[dtype],
-        tensor_offsets=splits.element_offsets[shape[1]],
-        return_dequantized=False,
+        otype=TE_DType[torch_dtype(plan.call.dtype)],
+        tensor_offsets=grouped.tensor_offsets,
+        return_dequantized=values,
     )
-    return _from_storage(grouped, shape, fmt, layout, splits)
+    return _from_storage(grouped, shape, plan.call.format, plan.layout, splits), known
 
 
 def _from_dense(

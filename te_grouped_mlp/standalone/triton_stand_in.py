@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from te_grouped_mlp.standalone import column_sums, on_gpu
-from te_grouped_mlp.standalone.tex.guard import tex_function_on_gpu_too
+from te_grouped_mlp.standalone.tex.contract import on_any_device
 from te_grouped_mlp.standalone.tex.placeholder import make_placeholder
 
 MODULES = ("cross_entropy", "grouped_dbias_dscales", "mhc", "pad", "permutation")
@@ -50,7 +50,7 @@ def _result(
     return given
 
 
-@tex_function_on_gpu_too
+@on_any_device
 def compute_grouped_dbias(
     dy: torch.Tensor,
     offsets: torch.Tensor,
@@ -75,7 +75,7 @@ def compute_grouped_dbias(
     return dbias.add_(column_sums.column_sums(dy, splits))
 
 
-@tex_function_on_gpu_too
+@on_any_device
 def compute_grouped_dbias_dscales(
     dy: torch.Tensor,
     scales: torch.Tensor,

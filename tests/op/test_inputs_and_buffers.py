@@ -22,6 +22,7 @@ from tests.support.prequantized import (
     buffers,
     packed_carrier,
     prequantize,
+    quantized_values,
     run_plain,
     run_prequantized,
 )
@@ -170,6 +171,33 @@ def test_bias_gradients_of_a_gemm_ready_gradient(base: StepCase) -> None:
     values = step.live(case, run_plain(case, x=False, dy=True))
     for name in ("db2", "dprob"):
         assert step.same_bits(step.live(case, found)[name], values[name]), name
+
+
+EQUAL = StepCase(splits=(128, 128), hidden=128, ffn=128, bias=True, scale_bias=True)
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
+@pytest.mark.parametrize("ready", [False, True], ids=["compact", "ready"])
+@pytest.mark.parametrize("says", ["nothing", "counts", "both"])
+def test_bias_gradients_whatever_a_quantized_gradient_says_of_its_groups(
+    says: str, ready: bool, frozen: bool
+) -> None:
+    """TE's kernels want offsets beside row counts; a caller's tensor may lack either."""
+    results = []
+    for quantized in (False, True):
+        model, inputs = step.make_model(EQUAL), step.make_inputs(EQUAL)
+        for parameter in model.parameters():
+            parameter.requires_grad_(not frozen)
+        dy = quantized_values(inputs.dy, EQUAL)
+        if quantized:
+            dy = prequantize(inputs.dy, EQUAL, ready=ready)
+            dy.first_dims = dy.first_dims if says != "nothing" else None
+            dy.tensor_offsets = dy.tensor_offsets if says == "both" else None
+        y = step.run_model(model, EQUAL, inputs, dy=dy)
+        assert type(step.fused_op(model)).__name__.startswith("GroupedMLP_CuTeGEMM")
+        results.append(step.collect(EQUAL, model, inputs, y))
+    for name in ("dprob",) if frozen else ("db2", "dprob"):
+        assert step.same_bits(results[1][name], results[0][name]), name
 
 
 @pytest.mark.parametrize("ready", [False, True], ids=["compact", "ready"])

@@ -64,7 +64,7 @@ def quantize(tex: Any, device: str) -> Results:
 def quantize_into(tex: Any, device: str) -> Results:
     quantizer = make_quantizer(tex, swizzled=True)
     output = tex.create_empty_quantized_tensor(
-        quantizer, [96, COLUMNS], torch.bfloat16, torch.device(device)
+        quantizer, [96, COLUMNS], torch.bfloat16, torch.device(device), False
     )
     held = output._rowwise_data
     on, off = (torch.full((1,), value, device=device) for value in (1.0, 0.0))
@@ -120,17 +120,16 @@ def pack(tex: Any, device: str) -> Results:
 def group_quantize(tex: Any, device: str) -> Results:
     quantizer = make_quantizer(tex, swizzled=True)
     storage = tex.group_quantize(matrix(device), quantizer, len(SPLITS), counts(device))
-    on = torch.ones(1, device=device)
-    tex.group_quantize(
-        torch.ones_like(matrix(device)), quantizer, len(SPLITS), counts(device),
-        noop_flag=on, output=storage,
-    )  # fmt: skip
-    return grouped(storage)
+    return grouped(storage) | {"offsets": storage.tensor_offsets}
 
 
 def group_quantize_equal(tex: Any, device: str) -> Results:
-    x = matrix(device, 384)
-    return grouped(tex.group_quantize(x, make_quantizer(tex, swizzled=True), 3, None))
+    x, quantizer = matrix(device, 384), make_quantizer(tex, swizzled=True)
+    storage = tex.group_quantize(x, quantizer, 3, None)
+    on = torch.ones(1, device=device)
+    tex.group_quantize(torch.ones_like(x), quantizer, 3, None, noop_flag=on, output=storage)
+    parts = grouped(tex.group_quantize(x, make_quantizer(tex), 4, None))
+    return grouped(storage) | {f"part tiles {name}": value for name, value in parts.items()}
 
 
 def group_dequantize(tex: Any, device: str) -> Results:
@@ -141,6 +140,8 @@ def group_dequantize(tex: Any, device: str) -> Results:
         found[f"some {rowwise}"] = tex.group_dequantize(storage, BF16).rowwise_data
         storage = tex.group_quantize(matrix(device, 384), quantizer, 3, None)
         found[f"equal {rowwise}"] = tex.group_dequantize(storage, 4).rowwise_data
+        storage = tex.group_quantize(matrix(device, 384), quantizer, 4, None)
+        found[f"part tiles {rowwise}"] = tex.group_dequantize(storage, 4).rowwise_data
     return found
 
 
@@ -160,7 +161,11 @@ def grouped_swizzle(tex: Any, device: str) -> Results:
     tex.grouped_swizzle_for_gemm(storage, True, True)
     equal = tex.group_quantize(matrix(device, 384), make_quantizer(tex), 3, None)
     tex.grouped_swizzle_for_gemm(equal, True, True)
-    return grouped(storage) | {f"equal {k}": v for k, v in grouped(equal).items()}
+    parts = tex.group_quantize(matrix(device, 384), make_quantizer(tex), 4, None)
+    tex.grouped_swizzle_for_gemm(parts, True, True)
+    found = {f"equal {name}": value for name, value in grouped(equal).items()}
+    found |= {f"part tiles {name}": value for name, value in grouped(parts).items()}
+    return grouped(storage) | found
 
 
 def offsets(tex: Any, device: str) -> Results:

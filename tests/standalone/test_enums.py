@@ -54,3 +54,10 @@ def test_attention_backends(te, tex):
 
 def test_a_dtype_survives_pickling(te, tex):
     assert pickle.loads(pickle.dumps(tex.DType.kFloat8E4M3)) is tex.DType.kFloat8E4M3
+
+
+def test_integers_that_te_takes_while_it_is_imported(te, tex):
+    """Of 2.20.2's pybind.cpp:137-142; 2.19.0 has no NVTEQBHistogramMode."""
+    formats, modes = tex.NVTERoutingMapFormat, tex.NVTEQBHistogramMode
+    assert {m.name: int(m) for m in formats} == {"BYTEMAP": 0, "BITMAP_U8": 1}
+    assert {m.name: int(m) for m in modes} == {"TWO_KERNEL": 0, "FUSED_ATOMIC": 1}

@@ -82,9 +82,12 @@ def test_group_quantize_result(tex):
     assert grouped.quantizer is quantizer
     assert grouped.first_dims is splits
     assert grouped.tensor_offsets is offsets
+    assert tex.group_quantize(matrix, quantizer, 2, splits).tensor_offsets.equal(offsets)
     assert tuple(grouped.logical_shape) == tuple(grouped.shape) == (256, 64)
     quantizer.internal = True
-    assert type(tex.group_quantize(matrix, quantizer, 2, None)) is GroupedTensorStorage
+    storage = tex.group_quantize(matrix, quantizer, 2, None)
+    assert type(storage) is GroupedTensorStorage
+    assert storage.first_dims is storage.tensor_offsets is None
     uniform = tex.group_quantize(matrix, make_quantizer(tex, swizzled=True), 2, None)
     check_grouped(uniform, matrix, [128, 128], True)
     by_offsets = tex.group_quantize(matrix, make_quantizer(tex), 2, None, tensor_offsets=offsets)
@@ -94,15 +97,59 @@ def test_group_quantize_result(tex):
 def test_group_quantize_into_an_output(tex):
     first, second = make_matrix(256, 64, torch.bfloat16, 1), make_matrix(256, 64, torch.bfloat16, 2)
     quantizer = make_quantizer(tex)
-    splits = torch.tensor([128, 128])
-    output = tex.group_quantize(first, quantizer, 2, splits)
+    output = tex.group_quantize(first, quantizer, 2, None)
     data = output.rowwise_data
-    again = tex.group_quantize(second, quantizer, 2, splits, output=output)
+    again = tex.group_quantize(second, quantizer, 2, None, output=output)
     assert again is output
     assert output.rowwise_data.data_ptr() == data.data_ptr()
     check_grouped(output, second, [128, 128], False)
-    tex.group_quantize(first, quantizer, 2, splits, noop_flag=torch.ones(1), output=output)
+    tex.group_quantize(first, quantizer, 2, None, noop_flag=torch.ones(1), output=output)
     check_grouped(output, second, [128, 128], False)
+
+
+@pytest.mark.parametrize("splits", [[256, 256], [256, 128, 128], [128, 256], [0, 128, 256], None])
+@pytest.mark.parametrize("column", [False, True])
+def test_tes_own_split_finds_every_group(tex, splits, column):
+    """It cuts the data at the offsets that the storage says, not at equal parts."""
+    equal = [256, 256] if splits is None else splits
+    matrix = make_matrix(sum(equal), 128, torch.bfloat16, special=False)
+    quantizer = make_quantizer(tex, rowwise=not column, columnwise=column)
+    first_dims = None if splits is None else torch.tensor(splits)
+    grouped = tex.group_quantize(matrix, quantizer, len(equal), first_dims)
+    for part, member in zip(
+        naive.split_rows(matrix, equal), grouped.split_into_quantized_tensors(), strict=True
+    ):
+        assert tuple(member.shape) == tuple(part.shape)
+        if part.numel():
+            assert torch.equal(member.dequantize().double(), naive.values_of(part, column))
+
+
+@pytest.mark.parametrize("column", [False, True])
+@pytest.mark.parametrize(("groups", "rows"), [(2, 192), (4, 96), (4, 32)])
+def test_equal_groups_of_part_tiles_share_the_scales_of_one_matrix(tex, groups, rows, column):
+    """Only their sum is a multiple of 128. What reads them finds each group's scales."""
+    from transformer_engine.pytorch.constants import TE_DType
+
+    matrix = make_matrix(groups * rows, 160, torch.bfloat16, special=False)
+    quantizer = make_quantizer(tex, rowwise=not column, columnwise=column)
+    grouped = tex.group_quantize(matrix, quantizer, groups, None)
+    data, scales = expected_buffers(matrix, [groups * rows], column, False)
+    found = (grouped.columnwise_data, grouped.columnwise_scale_inv) if column else (
+        grouped.rowwise_data, grouped.scale_inv
+    )  # fmt: skip
+    assert torch.equal(found[0], data)
+    assert torch.equal(found[1], scales)
+    values = tex.group_dequantize(grouped, TE_DType[torch.float32]).rowwise_data
+    assert torch.equal(values.view(matrix.shape).double(), naive.values_of(matrix, column))
+    tex.grouped_swizzle_for_gemm(grouped, rowwise=not column, columnwise=column)
+    expected = torch.cat(
+        [
+            naive.place_scales(naive.quantize(part, column)[1], column, True)
+            for part in torch.split(matrix, rows)
+        ]
+    )
+    swizzled = grouped.columnwise_scale_inv if column else grouped.scale_inv
+    assert torch.equal(swizzled.reshape(-1), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -135,9 +182,6 @@ def test_group_dequantize(tex, column):
     )
     assert torch.equal(values[:384], expected.float())
     assert bool(torch.isnan(values[384:]).all())
-    swizzled = quantize_groups(tex, matrix, splits, swizzled=True)
-    with pytest.raises(ValueError, match="swizzled"):
-        tex.group_dequantize(swizzled, TE_DType[torch.float32])
 
 
 @settings(max_examples=15, deadline=None)
@@ -251,29 +295,9 @@ def test_group_requantize_inplace(tex, columnwise, returned):
         ([128, 100], "multiples of 128"),
         ([-128, 256], "multiples of 128 >= 0"),
         ([256, 256], "512 rows in all; the buffer has 384"),
-        ([128], "1 splits for 2 groups"),
     ],
 )
 def test_bad_splits_are_named(tex, splits, words):
     matrix = make_matrix(384, 64, torch.bfloat16)
     with pytest.raises(ValueError, match=words):
         tex.group_quantize(matrix, make_quantizer(tex), 2, torch.tensor(splits))
-
-
-def test_other_bad_arguments_are_named(tex):
-    from transformer_engine.pytorch.constants import TE_DType
-
-    matrix = make_matrix(256, 64, torch.bfloat16)
-    splits = torch.tensor([128, 128])
-    quantizer = make_quantizer(tex)
-    with pytest.raises(ValueError, match="num_tensors is 0"):
-        tex.group_quantize(matrix, quantizer, 0, None)
-    with pytest.raises(ValueError, match="200 x 64"):
-        tex.group_quantize(matrix[:200], quantizer, 2, splits)
-    with pytest.raises(ValueError, match="tensor_offsets"):
-        tex.group_quantize(matrix, quantizer, 2, splits, tensor_offsets=torch.tensor([0, 64, 128]))
-    with pytest.raises(NotImplementedError, match="last_dims"):
-        tex.group_quantize(matrix, quantizer, 2, splits, last_dims=splits)
-    both = tex.group_quantize(matrix, quantizer, 2, splits)
-    with pytest.raises(ValueError, match="column-wise"):
-        tex.group_requantize_inplace(both, quantizer, 2, splits, TE_DType[torch.bfloat16])

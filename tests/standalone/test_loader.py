@@ -58,9 +58,11 @@ def _te_warns_by_itself() -> list[str]:
     return ["-W", "ignore::DeprecationWarning"] if version("transformer-engine") < "2.20" else []
 
 
-def test_import_is_clean_and_changes_neither_torch_nor_environment():
-    result = run(
-        "import os, sys, torch, torch._dynamo\n"
+@pytest.fixture(scope="module")
+def imported() -> subprocess.CompletedProcess:
+    """A process that imports TE, says what changed, and then imports every other module of it."""
+    return run(
+        "import importlib, os, pkgutil, sys, torch, torch._dynamo, warnings\n"
         "before = [dict(m.__dict__) for m in (torch, torch.cuda, torch.version)]\n"
         "environment = dict(os.environ)\n"
         "import transformer_engine.pytorch as te\n"
@@ -72,13 +74,33 @@ def test_import_is_clean_and_changes_neither_torch_nor_environment():
         "    assert not added, added\n"
         "assert dict(os.environ) == environment\n"
         "assert 'triton' not in sys.modules or sys.modules['triton'].__spec__.origin\n"
-        "print(te.__name__, sys.modules['transformer_engine_torch'].__doc__)",
+        "print(te.__name__, sys.modules['transformer_engine_torch'].__doc__)\n"
+        "warnings.simplefilter('ignore')\n"
+        "for module in pkgutil.walk_packages(te.__path__, te.__name__ + '.'):\n"
+        "    try:\n"
+        "        importlib.import_module(module.name)\n"
+        "        print('imported', module.name)\n"
+        "    except BaseException as error:\n"
+        "        print('failed', module.name, repr(error))",
         "-W", "error", *_te_warns_by_itself(), **CPU_ONLY,
     )  # fmt: skip
-    assert good(result).startswith("transformer_engine.pytorch transformer_engine_torch in C++")
-    lines = [line for line in result.stderr.splitlines() if line]
+
+
+def test_import_is_clean_and_changes_neither_torch_nor_environment(imported):
+    assert good(imported).startswith("transformer_engine.pytorch transformer_engine_torch in C++")
+    lines = [line for line in imported.stderr.splitlines() if line]
     assert len(lines) == 1
     assert lines[0].startswith("te-grouped-mlp: Transformer Engine runs standalone")
+
+
+def test_every_module_of_te_can_be_imported(imported):
+    lines = good(imported).splitlines()
+    failed = [line for line in lines if line.startswith("failed")]
+    # What builds the extension is installed with it and needs the rest of its source tree.
+    assert [line.split()[1] for line in failed] == ["transformer_engine.pytorch.setup"], failed
+    names = {line.split()[1] for line in lines if line.startswith("imported")}
+    assert len(names) > 90
+    assert "transformer_engine.pytorch.router" in names
 
 
 def test_the_switch_turns_it_off_and_names_bad_values():

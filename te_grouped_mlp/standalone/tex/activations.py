@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from te_grouped_mlp.op import memory
-from te_grouped_mlp.standalone.tex.codes import source_code
+from te_grouped_mlp.standalone.tex.activation_rules import backward_refusals, forward_refusals
+from te_grouped_mlp.standalone.tex.contract import tex_function
 from te_grouped_mlp.standalone.tex.glu import (
     GluBackward,
     GluForward,
@@ -23,7 +24,6 @@ from te_grouped_mlp.standalone.tex.glu import (
     swiglu,
     swiglu_backward,
 )
-from te_grouped_mlp.standalone.tex.guard import tex_function
 
 # Rows are worked off in pieces of about this many elements, to stay in the cache.
 _PIECE = 1 << 18
@@ -48,28 +48,9 @@ def _write_halves(out: torch.Tensor, gate: torch.Tensor, linear: torch.Tensor, b
     parts[:, :, 1] = linear.view(rows, width // (2 * block), block)
 
 
-def _rows(function: str, x: torch.Tensor, scales: torch.Tensor, quantizer: Any) -> torch.Tensor:
-    """Check the inputs and return `x` as a matrix; leading dimensions count as rows."""
-    if quantizer is not None:
-        raise NotImplementedError(f"{function} with a quantizer; standalone returns plain tensors")
-    source_code(x.dtype)
-    matrix = x.detach().reshape(-1, x.shape[-1]) if x.numel() else x.detach().view(0, x.shape[-1])
-    rows = matrix.shape[0]
-    if x.numel() and scales.numel() != rows:
-        raise ValueError(
-            f"{function}: act_scales has {scales.numel()} elements; allowed: {rows}, one per row"
-        )
-    return matrix
-
-
-def _check_glu(function: str, width: int, interleave: int) -> None:
-    if width % 2:
-        raise ValueError(f"{function}: last dimension is {width}; allowed: even sizes")
-    if interleave < 0 or interleave % 32 or (interleave and (width // 2) % interleave):
-        raise ValueError(
-            f"{function}: glu_interleave_size is {interleave}; allowed: 0, or a multiple of 32 "
-            f"that divides {width // 2}"
-        )
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as a matrix; leading dimensions count as rows."""
+    return x.detach().reshape(-1, x.shape[-1]) if x.numel() else x.detach().view(0, x.shape[-1])
 
 
 def _pieces(rows: int, width: int) -> list[slice]:
@@ -78,15 +59,9 @@ def _pieces(rows: int, width: int) -> list[slice]:
 
 
 def _glu_forward(
-    function: str,
-    x: torch.Tensor,
-    scales: torch.Tensor,
-    quantizer: Any,
-    interleave: int,
-    activation: GluForward,
+    x: torch.Tensor, scales: torch.Tensor, interleave: int, activation: GluForward
 ) -> torch.Tensor:
-    _check_glu(function, x.shape[-1], interleave)
-    matrix = _rows(function, x, scales, quantizer)
+    matrix = _rows(x)
     out = memory.empty((matrix.shape[0], matrix.shape[1] // 2), x.dtype, x.device)
     column = scales.detach().reshape(-1, 1).double()
     for piece in _pieces(*matrix.shape):
@@ -95,18 +70,14 @@ def _glu_forward(
 
 
 def _glu_backward(
-    function: str,
     grad: torch.Tensor,
     x: torch.Tensor,
     scales: torch.Tensor,
-    quantizer: Any,
     interleave: int,
     compute_scale_grad: bool,
     backward: GluBackward,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    _check_glu(function, x.shape[-1], interleave)
-    matrix = _rows(function, x, scales, quantizer)
-    dy = _matching_grad(function, grad, (*x.shape[:-1], x.shape[-1] // 2))
+    matrix, dy = _rows(x), _rows(grad)
     dx = memory.empty(matrix.shape, x.dtype, x.device)
     d_scales = memory.empty((matrix.shape[0],), scales.dtype, x.device)
     column = scales.detach().reshape(-1, 1).double()
@@ -120,21 +91,16 @@ def _glu_backward(
     return dx.view(x.shape), d_scales.view(scales.shape) if compute_scale_grad else None
 
 
-def _matching_grad(function: str, grad: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    if tuple(grad.shape) != tuple(shape):
-        raise ValueError(f"{function}: grad has shape {tuple(grad.shape)}; allowed: {shape}")
-    return grad.detach().reshape(-1, shape[-1]) if grad.numel() else grad.view(0, shape[-1])
-
-
-@tex_function
+@tex_function(*forward_refusals(2), gpu=False)
 def scaled_swiglu(
     input: torch.Tensor, act_scales: torch.Tensor, quantizer: Any, glu_interleave_size: int = 0
 ) -> torch.Tensor:
     """Return `gate * sigmoid(gate) * linear * scale`, in the input's dtype, half as wide."""
-    return _glu_forward("scaled_swiglu", input, act_scales, quantizer, glu_interleave_size, swiglu)
+    del quantizer
+    return _glu_forward(input, act_scales, glu_interleave_size, swiglu)
 
 
-@tex_function
+@tex_function(*backward_refusals(2), gpu=False)
 def scaled_dswiglu(
     grad: torch.Tensor,
     fwd_input: torch.Tensor,
@@ -144,19 +110,13 @@ def scaled_dswiglu(
     compute_scale_grad: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the gradients of `scaled_swiglu`'s input (its layout) and scales (or None)."""
+    del quantizer
     return _glu_backward(
-        "scaled_dswiglu",
-        grad,
-        fwd_input,
-        act_scales,
-        quantizer,
-        glu_interleave_size,
-        compute_scale_grad,
-        swiglu_backward,
+        grad, fwd_input, act_scales, glu_interleave_size, compute_scale_grad, swiglu_backward
     )
 
 
-@tex_function
+@tex_function(*forward_refusals(2), gpu=False)
 def scaled_clamped_swiglu(
     input: torch.Tensor,
     act_scales: torch.Tensor,
@@ -167,13 +127,12 @@ def scaled_clamped_swiglu(
     glu_interleave_size: int = 0,
 ) -> torch.Tensor:
     """Return `c sigmoid(alpha c) (clamp(linear) + offset) * scale`, c = min(gate, limit)."""
+    del quantizer
     forward, _ = clamped_swiglu(limit, alpha, glu_linear_offset)
-    return _glu_forward(
-        "scaled_clamped_swiglu", input, act_scales, quantizer, glu_interleave_size, forward
-    )
+    return _glu_forward(input, act_scales, glu_interleave_size, forward)
 
 
-@tex_function
+@tex_function(*backward_refusals(2), gpu=False)
 def scaled_clamped_dswiglu(
     grad: torch.Tensor,
     fwd_input: torch.Tensor,
@@ -186,20 +145,14 @@ def scaled_clamped_dswiglu(
     compute_scale_grad: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the gradients of `scaled_clamped_swiglu`'s input and scales (or None)."""
+    del quantizer
     _, backward = clamped_swiglu(limit, alpha, glu_linear_offset)
     return _glu_backward(
-        "scaled_clamped_dswiglu",
-        grad,
-        fwd_input,
-        act_scales,
-        quantizer,
-        glu_interleave_size,
-        compute_scale_grad,
-        backward,
+        grad, fwd_input, act_scales, glu_interleave_size, compute_scale_grad, backward
     )
 
 
-@tex_function
+@tex_function(*forward_refusals(2), gpu=False)
 def scaled_situglu(
     input: torch.Tensor,
     act_scales: torch.Tensor,
@@ -209,13 +162,12 @@ def scaled_situglu(
     glu_interleave_size: int = 0,
 ) -> torch.Tensor:
     """Return `b1 tanh(gate/b1) sigmoid(gate) * b2 tanh(linear/b2) * scale`."""
+    del quantizer
     forward, _ = situglu(beta1, beta2)
-    return _glu_forward(
-        "scaled_situglu", input, act_scales, quantizer, glu_interleave_size, forward
-    )
+    return _glu_forward(input, act_scales, glu_interleave_size, forward)
 
 
-@tex_function
+@tex_function(*backward_refusals(2), gpu=False)
 def scaled_dsituglu(
     grad: torch.Tensor,
     fwd_input: torch.Tensor,
@@ -227,23 +179,18 @@ def scaled_dsituglu(
     compute_scale_grad: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the gradients of `scaled_situglu`'s input and scales (or None)."""
+    del quantizer
     _, backward = situglu(beta1, beta2)
     return _glu_backward(
-        "scaled_dsituglu",
-        grad,
-        fwd_input,
-        act_scales,
-        quantizer,
-        glu_interleave_size,
-        compute_scale_grad,
-        backward,
+        grad, fwd_input, act_scales, glu_interleave_size, compute_scale_grad, backward
     )
 
 
-@tex_function
+@tex_function(*forward_refusals(1), gpu=False)
 def scaled_srelu(input: torch.Tensor, act_scales: torch.Tensor, quantizer: Any) -> torch.Tensor:
     """Return `max(x, 0)^2 * scale` in the input's dtype. NaN counts as not positive: 0."""
-    matrix = _rows("scaled_srelu", input, act_scales, quantizer)
+    del quantizer
+    matrix = _rows(input)
     out = memory.empty(matrix.shape, input.dtype, input.device)
     column = act_scales.detach().reshape(-1, 1).double()
     for piece in _pieces(*matrix.shape):
@@ -252,7 +199,7 @@ def scaled_srelu(input: torch.Tensor, act_scales: torch.Tensor, quantizer: Any) 
     return out.view(input.shape)
 
 
-@tex_function
+@tex_function(*backward_refusals(1), gpu=False)
 def scaled_dsrelu(
     grad: torch.Tensor,
     fwd_input: torch.Tensor,
@@ -261,8 +208,8 @@ def scaled_dsrelu(
     compute_scale_grad: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the gradients of `scaled_srelu`'s input, `2 max(x, 0) * scale * grad`, and scales."""
-    matrix = _rows("scaled_dsrelu", fwd_input, act_scales, quantizer)
-    dy = _matching_grad("scaled_dsrelu", grad, tuple(fwd_input.shape))
+    del quantizer
+    matrix, dy = _rows(fwd_input), _rows(grad)
     dx = memory.empty(matrix.shape, fwd_input.dtype, fwd_input.device)
     d_scales = memory.empty((matrix.shape[0],), act_scales.dtype, fwd_input.device)
     column = act_scales.detach().reshape(-1, 1).double()

@@ -66,3 +66,5 @@ NVTE_QKV_Format = _enum(
         "NVTE_QKV_Format_NOT_SET": 8,
     },
 )
+NVTERoutingMapFormat = _enum("NVTERoutingMapFormat", {"BYTEMAP": 0, "BITMAP_U8": 1})
+NVTEQBHistogramMode = _enum("NVTEQBHistogramMode", {"TWO_KERNEL": 0, "FUSED_ATOMIC": 1})

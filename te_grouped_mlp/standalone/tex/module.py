@@ -10,11 +10,14 @@ from typing import Any
 from te_grouped_mlp.op.environment import STANDALONE_MARK
 from te_grouped_mlp.standalone.tex import (
     activations,
+    dense_storage,
     enums,
     gemm,
     grouped,
     grouped_gemm,
     grouped_scales,
+    grouped_storage,
+    list_gemm,
     offsets,
     quantize,
     scales,
@@ -27,21 +30,26 @@ NAME = "transformer_engine_torch"
 # GEMM that the GPU takes too.
 CUBLASLT_VERSION = 130400
 
-ENUMS = ("DType", "FP8FwdTensors", "FP8BwdTensors", "NVTE_Fused_Attn_Backend", "NVTE_QKV_Format")
+ENUMS = (
+    "DType",
+    "FP8FwdTensors",
+    "FP8BwdTensors",
+    "NVTE_Fused_Attn_Backend",
+    "NVTE_QKV_Format",
+    "NVTERoutingMapFormat",
+    "NVTEQBHistogramMode",
+)
 FUNCTIONS: dict[ModuleType, tuple[str, ...]] = {
     quantize: (
         "quantize",
-        "dequantize",
         "split_quantize",
         "bgrad_quantize",
         "create_empty_quantized_tensor",
     ),
     scales: ("swizzle_scales_for_gemm_",),
-    grouped: (
-        "group_quantize",
-        "group_dequantize",
-        "bgrad_group_quantize",
-    ),
+    dense_storage: ("dequantize",),
+    grouped: ("group_quantize", "bgrad_group_quantize"),
+    grouped_storage: ("group_dequantize",),
     grouped_scales: ("group_requantize_inplace", "grouped_swizzle_for_gemm"),
     offsets: (
         "bulk_allocate",
@@ -51,8 +59,8 @@ FUNCTIONS: dict[ModuleType, tuple[str, ...]] = {
         "splits_to_offsets_multi",
     ),
     gemm: ("generic_gemm",),
+    list_gemm: ("te_general_grouped_gemm",),
     grouped_gemm: (
-        "te_general_grouped_gemm",
         "te_general_grouped_gemm_for_discrete_in",
         "te_general_grouped_gemm_for_discrete_out",
         "te_general_grouped_gemm_for_grouped_tensor",

@@ -8,6 +8,7 @@ Data are bytes of shape (rows, columns) in both directions. Scales are E8M0 byte
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,33 +36,19 @@ def scale_shape(rows: int, columns: int, axis: int) -> tuple[int, int]:
     return round_up(rows // BLOCK, 4), round_up(columns, TILE)
 
 
-def check_quantizer(function: str, quantizer: Any) -> None:
-    """Raise NotImplementedError unless the quantizer is TE's MXFP8 one."""
-    from transformer_engine.pytorch.tensor.mxfp8_tensor import MXFP8Quantizer
+def grouped_scale_sizes(storage: Any, axis: int) -> tuple[int, ...]:
+    """Return how many scales one direction of grouped MXFP8 storage may have.
 
-    if not isinstance(quantizer, MXFP8Quantizer):
-        raise NotImplementedError(
-            f"{function} with {type(quantizer).__name__}; standalone implements MXFP8Quantizer"
-        )
-
-
-def check_source(function: str, tensor: torch.Tensor) -> None:
-    """Raise TypeError unless `tensor` is a plain fp32, fp16 or bf16 tensor."""
-    if hasattr(tensor, "get_data_tensors"):
-        raise TypeError(f"{function}: tensor is a {type(tensor).__name__}; dequantize it first")
-    if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise TypeError(
-            f"{function}: tensor is {tensor.dtype}; allowed: float32, float16, bfloat16"
-        )
-
-
-def check_blocks(function: str, rows: int, columns: int) -> None:
-    """Raise ValueError unless both sizes are whole blocks."""
-    if rows % BLOCK or columns % BLOCK:
-        raise ValueError(
-            f"{function}: tensor is {rows} x {columns}; MXFP8 needs both sizes to be multiples of "
-            f"{BLOCK}"
-        )
+    Groups of given row counts share the scales of one matrix, and so do equal groups that were
+    quantized together. Equal groups that were quantized one by one (weights) have scales that are
+    padded to whole tiles one by one.
+    """
+    rows, columns = (int(size) for size in storage.logical_shape)
+    shared = math.prod(scale_shape(rows, columns, axis))
+    if storage.first_dims is not None:
+        return (shared,)
+    groups = int(storage.num_tensors)
+    return groups * math.prod(scale_shape(rows // groups, columns, axis)), shared
 
 
 @dataclass
@@ -117,15 +104,18 @@ def run_quantize(
     quantizer: Any,
     splits: torch.Tensor | None = None,
     noop: torch.Tensor | None = None,
+    *,
+    swizzled: bool,
 ) -> None:
     """Quantize a (rows, columns) matrix into buffers that exist.
 
     Args:
         matrix: fp32, fp16 or bf16.
         buffers: Contiguous bytes. With splits, those of rows past their sum keep what they hold.
-        quantizer: Its format, scale layout and 2-D choice are read.
+        quantizer: Its format and 2-D choice are read.
         splits: int64 row counts per group, or None for one dense matrix.
         noop: One number beside the matrix; unless it is 0, nothing is written.
+        swizzled: Whether the scales are written in the order that a GEMM reads.
     """
     rows, columns = matrix.shape
     wanted = (
@@ -139,7 +129,7 @@ def run_quantize(
     if matrix.stride(1) != 1:
         matrix = matrix.contiguous()
     if on_gpu.serves(matrix):
-        _quantize_on_gpu(matrix, buffers, quantizer, splits, noop)
+        _quantize_on_gpu(matrix, buffers, quantizer, splits, noop, swizzled)
         return
     if noop is not None and bool(noop.item()):
         return
@@ -154,7 +144,7 @@ def run_quantize(
         _pointer(buffers.column_data),
         _pointer(buffers.column_scale),
         fp8_code(quantizer.dtype),
-        bool(quantizer.optimize_for_gemm),
+        swizzled,
         _pointer(splits),
         0 if splits is None else splits.numel(),
         bool(getattr(quantizer, "with_2d_quantization", False)),
@@ -169,6 +159,7 @@ def _quantize_on_gpu(
     quantizer: Any,
     splits: torch.Tensor | None,
     noop: torch.Tensor | None,
+    swizzled: bool,
 ) -> None:
     on_gpu.block_scale().quantize(
         matrix,
@@ -178,7 +169,7 @@ def _quantize_on_gpu(
         column_data=buffers.column_data,
         column_scale=buffers.column_scale,
         e5m2=bool(fp8_code(quantizer.dtype)),
-        swizzled=bool(quantizer.optimize_for_gemm),
+        swizzled=swizzled,
         two_d=bool(getattr(quantizer, "with_2d_quantization", False)),
         noop=None if noop is None else noop.to(matrix.device, non_blocking=True),
     )

@@ -15,7 +15,9 @@ import torch
 
 from te_grouped_mlp.op import memory
 from te_grouped_mlp.standalone import on_gpu
-from te_grouped_mlp.standalone.tex.guard import tex_function_on_gpu_too
+from te_grouped_mlp.standalone.tex import rules, splits
+from te_grouped_mlp.standalone.tex.contract import Arguments, Refusal, Size, own, tex_function
+from te_grouped_mlp.standalone.torch_view import default_device
 
 # Kernels on a GPU want 16-byte aligned offset tables; the views keep that here.
 _ALIGNMENT = 16
@@ -25,37 +27,49 @@ def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-@tex_function_on_gpu_too
+def _a_dtype_each(a: Arguments) -> str | None:
+    counts = len(a["shapes"]), len(a["dtypes"])
+    if counts[0] == counts[1]:
+        return None
+    return f"{counts[0]} shapes, {counts[1]} dtypes; allowed: as many"
+
+
+def _an_alignment_each(a: Arguments) -> str | None:
+    if a["alignments"] is None or len(a["alignments"]) == len(a["shapes"]):
+        return None
+    return f"{len(a['shapes'])} shapes, {len(a['alignments'])} alignments; allowed: as many"
+
+
+@tex_function(
+    Refusal("number of dtypes", "extensions/allocate.cpp:31", _a_dtype_each),
+    Refusal("number of alignments", "extensions/allocate.cpp:32", _an_alignment_each),
+)
 def bulk_allocate(
-    shapes: Sequence[Sequence[int]],
+    shapes: Sequence[Sequence[Size]],
     dtypes: Sequence[torch.dtype],
-    device: torch.device | str | None = None,
-    alignments: Sequence[int] | None = None,
+    device: torch.device | None = None,
+    alignments: Sequence[Size] | None = None,
 ) -> list[torch.Tensor]:
     """Make several unwritten tensors that share one buffer.
 
     Args:
         shapes: One shape for each tensor.
         dtypes: One dtype for each tensor.
-        device: Where the buffer lies; None for the CPU.
-        alignments: Byte alignment of each tensor; None for 256 each.
+        device: Where the buffer lies; None for the CUDA device, or the CPU where there is none.
+        alignments: Byte alignment of each tensor; None for the size of its elements.
 
     Returns:
         Contiguous views that keep the buffer alive.
     """
-    alignments = [256] * len(shapes) if alignments is None else list(alignments)
-    if not len(shapes) == len(dtypes) == len(alignments):
-        raise ValueError(
-            f"bulk_allocate: {len(shapes)} shapes, {len(dtypes)} dtypes, {len(alignments)} "
-            "alignments; allowed: equally many"
-        )
-    return _carve(shapes, dtypes, device, alignments)
+    if alignments is None:
+        alignments = [dtype.itemsize for dtype in dtypes]
+    return _carve(shapes, dtypes, default_device() if device is None else device, alignments)
 
 
 def _carve(
     shapes: Sequence[Sequence[int]],
     dtypes: Sequence[torch.dtype],
-    device: torch.device | str | None,
+    device: torch.device,
     alignments: Sequence[int],
     *,
     zero: bool = False,
@@ -67,7 +81,7 @@ def _carve(
         starts.append(_round_up(end, max(alignment, dtype.itemsize)))
         end = starts[-1] + math.prod(shape) * dtype.itemsize
     widest = max([1, *alignments])
-    raw = memory.empty((end + widest,), torch.uint8, device or "cpu")
+    raw = memory.empty((end + widest,), torch.uint8, device)
     if zero:
         raw.zero_()
     base = -raw.data_ptr() % widest
@@ -79,7 +93,26 @@ def _carve(
     ]
 
 
-@tex_function_on_gpu_too
+def _int64(a: Arguments) -> str | None:
+    dtype = a["first_dims"].dtype
+    return None if dtype == torch.int64 else f"first_dims is {dtype}; allowed: int64"
+
+
+def _positive_stride(a: Arguments) -> str | None:
+    found = a["logical_last_dim"]
+    return None if found > 0 else f"logical_last_dim is {found}; allowed: at least 1"
+
+
+def _some_groups(a: Arguments) -> str | None:
+    return None if a["first_dims"].numel() else "first_dims is empty; allowed: at least 1 group"
+
+
+@tex_function(
+    Refusal("dtype of first_dims", "extensions/misc.cpp:26", _int64),
+    rules.dimensions("first_dims", 1, "extensions/misc.cpp:27"),
+    Refusal("logical_last_dim", "extensions/misc.cpp:28", _positive_stride),
+    Refusal("number of groups", "common/util/splits_to_offsets.cu:174", _some_groups),
+)
 def splits_to_offsets(first_dims: torch.Tensor, logical_last_dim: int) -> torch.Tensor:
     """Return int64 element offsets of packed groups, a leading 0 first.
 
@@ -87,24 +120,54 @@ def splits_to_offsets(first_dims: torch.Tensor, logical_last_dim: int) -> torch.
         first_dims: (groups,) int64 row counts.
         logical_last_dim: Elements in a row.
     """
-    if first_dims.dtype != torch.int64 or first_dims.dim() != 1:
-        raise ValueError(
-            f"splits_to_offsets: first_dims is {first_dims.dtype} of shape "
-            f"{tuple(first_dims.shape)}; allowed: int64, one-dimensional"
-        )
-    if on_gpu.serves(first_dims):
-        found = on_gpu.running_sums(first_dims, [int(logical_last_dim)], [True], [False])
-        if found is not None:
-            return found[1][0]
-    offsets = first_dims.new_zeros(first_dims.numel() + 1)
-    torch.cumsum(first_dims * int(logical_last_dim), dim=0, out=offsets[1:])
+    offsets = splits.element_offsets(first_dims, int(logical_last_dim))
+    assert offsets is not None
     return offsets
 
 
-@tex_function_on_gpu_too
+_INTEGERS = (torch.int32, torch.int64)
+
+
+def _as_many(a: Arguments) -> str | None:
+    counts = [len(a[name]) for name in ("strides", "include_leading_zero", "dtypes")]
+    if len(set(counts)) == 1:
+        return None
+    return (
+        f"{counts[0]} strides, {counts[1]} include_leading_zero, {counts[2]} dtypes; allowed: as "
+        "many"
+    )
+
+
+def _a_row_of_splits(a: Arguments) -> str | None:
+    table = a["split_sizes"]
+    if not a["strides"] or (table.dim() == 1 and table.numel()):
+        return None
+    return f"split_sizes has shape {tuple(table.shape)}; allowed: one dimension, at least 1 group"
+
+
+def _integer_results(a: Arguments) -> str | None:
+    if all(dtype in _INTEGERS for dtype in a["dtypes"]):
+        return None
+    return f"dtypes is {list(a['dtypes'])}; allowed: int32, int64"
+
+
+def _integer_splits(a: Arguments) -> str | None:
+    if a["split_sizes"].dtype in _INTEGERS:
+        return None
+    return f"split_sizes is {a['split_sizes'].dtype}; allowed: int32, int64"
+
+
+@tex_function(
+    Refusal("number of results", "extensions/misc.cpp:50", _as_many),
+    Refusal("form of split_sizes", "common/util/splits_to_offsets.cu:253", _a_row_of_splits),
+    Refusal("dtypes of results", "common/util/splits_to_offsets.cu:268", _integer_results),
+    # Upstream converts any number, which cuts fractions off.
+    own("dtype of split_sizes", _integer_splits),
+    rules.contiguous("split_sizes"),
+)
 def splits_to_offsets_multi(
     split_sizes: torch.Tensor,
-    device: torch.device | str,
+    device: torch.device,
     *,
     strides: Sequence[int],
     include_leading_zero: Sequence[bool],
@@ -125,20 +188,6 @@ def splits_to_offsets_multi(
     Returns:
         The int64 counts (`split_sizes` itself where it is int64) and the list of results.
     """
-    if split_sizes.dtype not in (torch.int32, torch.int64) or split_sizes.dim() != 1:
-        raise ValueError(
-            f"splits_to_offsets_multi: split_sizes is {split_sizes.dtype} of shape "
-            f"{tuple(split_sizes.shape)}; allowed: int32 or int64, one-dimensional"
-        )
-    if not len(strides) == len(include_leading_zero) == len(dtypes):
-        raise ValueError(
-            f"splits_to_offsets_multi: {len(strides)} strides, {len(include_leading_zero)} "
-            f"include_leading_zero, {len(dtypes)} dtypes; allowed: equally many"
-        )
-    if any(dtype not in (torch.int32, torch.int64) for dtype in dtypes):
-        raise ValueError(
-            f"splits_to_offsets_multi: dtypes is {list(dtypes)}; allowed: int32, int64"
-        )
     if on_gpu.serves(split_sizes, device):
         narrow = [dtype is torch.int32 for dtype in dtypes]
         found = on_gpu.running_sums(split_sizes, strides, include_leading_zero, narrow)
@@ -163,19 +212,17 @@ def splits_to_offsets_multi(
     return counts, results
 
 
-@tex_function_on_gpu_too
-def copy_data_ptrs_to_device(
-    tensors: Sequence[torch.Tensor], device: torch.device | str
-) -> torch.Tensor:
+@tex_function()
+def copy_data_ptrs_to_device(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
     """Return the tensors' addresses as int64; the caller keeps the tensors alive."""
     addresses = [tensor.data_ptr() for tensor in tensors]
-    if torch.device(device).type == "cpu":
+    if device.type == "cpu":
         return torch.tensor(addresses, dtype=torch.int64)
-    return on_gpu.addresses(addresses, torch.device(device))
+    return on_gpu.addresses(addresses, device)
 
 
-def get_grouped_gemm_setup_workspace_size(num_tensors: int) -> int:
+@tex_function()
+def get_grouped_gemm_setup_workspace_size(num_tensors: Size, /) -> int:
     """Return the bytes of pointer tables a grouped GEMM needs: none on a CPU."""
-    if num_tensors < 1:
-        raise ValueError(f"num_tensors is {num_tensors}; allowed: at least 1")
+    del num_tensors
     return 0

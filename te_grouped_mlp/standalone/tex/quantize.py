@@ -1,6 +1,6 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""tex functions over dense MXFP8 tensors."""
+"""tex functions that make dense MXFP8 tensors."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ from typing import Any
 import torch
 
 from te_grouped_mlp.standalone import column_sums
-from te_grouped_mlp.standalone.tex import mxfp8
-from te_grouped_mlp.standalone.tex.codes import COLUMN, ROW, fp8_code, high_precision_dtype
-from te_grouped_mlp.standalone.tex.guard import tex_function_on_gpu_too
+from te_grouped_mlp.standalone.tex import mxfp8, rules
+from te_grouped_mlp.standalone.tex.codes import COLUMN, ROW
+from te_grouped_mlp.standalone.tex.contract import Arguments, Refusal, Size, own, tex_function
+from te_grouped_mlp.standalone.tex.dense_storage import (
+    SLOTS,
+    is_mxfp8,
+    slots,
+    stride_problem,
+)
 
 
 def _make_tensor(
@@ -42,10 +48,9 @@ def _make_tensor(
     return MXFP8Tensor(shape=list(shape), dtype=dtype, device=device, **options)
 
 
-def _coerce(
-    output: Any, shape: Sequence[int], quantizer: Any, device: torch.device
-) -> mxfp8.Buffers:
-    """Give an existing MXFP8 tensor the buffers that the quantizer wants, reusing what fits."""
+def _coerce(output: Any, quantizer: Any, device: torch.device) -> mxfp8.Buffers:
+    """Give an existing MXFP8 tensor the buffers that the quantizer wants, keeping what it has."""
+    shape = slots(output)[0].shape
     fresh = mxfp8.allocate(shape, quantizer, flat=False, device=device)
     wanted = {
         "_rowwise_data": fresh.row_data,
@@ -54,23 +59,11 @@ def _coerce(
         "_columnwise_scale_inv": fresh.column_scale,
     }
     for name, new in wanted.items():
-        old = getattr(output, name)
-        if new is not None and old is not None:
-            if name.endswith("data") and tuple(old.shape) != tuple(new.shape):
-                raise ValueError(
-                    f"quantize: output has shape {tuple(old.shape)}, tensor {tuple(new.shape)}"
-                )
-            if tuple(old.shape) == tuple(new.shape) and old.is_contiguous():
-                new = old
-        setattr(output, name, new)
+        if new is None or getattr(output, name) is None:
+            setattr(output, name, new)
     output._fp8_dtype = quantizer.dtype
     output._with_gemm_swizzled_scales = bool(quantizer.optimize_for_gemm)
-    return mxfp8.Buffers(
-        output._rowwise_data,
-        output._rowwise_scale_inv,
-        output._columnwise_data,
-        output._columnwise_scale_inv,
-    )
+    return mxfp8.Buffers(*(getattr(output, name) for name in wanted))
 
 
 def _as_bytes(buffers: mxfp8.Buffers) -> mxfp8.Buffers:
@@ -87,7 +80,66 @@ def _as_bytes(buffers: mxfp8.Buffers) -> mxfp8.Buffers:
     )
 
 
-@tex_function_on_gpu_too
+def _extents(a: Arguments) -> tuple[int, int]:
+    shape = a["tensor"].shape
+    return (math.prod(shape[:-1]), shape[-1]) if shape else (1, 1)
+
+
+def _mxfp8_output(a: Arguments) -> str | None:
+    output = a["output"]
+    if output is None or is_mxfp8(output):
+        return None
+    return f"output is a {type(output).__name__}; allowed: an MXFP8 tensor"
+
+
+def _output_data(a: Arguments) -> str | None:
+    if a["output"] is None or slots(a["output"]):
+        return None
+    return "output has no data; allowed: at least one direction"
+
+
+def _output_shape(a: Arguments) -> str | None:
+    shapes = set() if a["output"] is None else {tuple(data.shape) for data in slots(a["output"])}
+    if shapes <= {tuple(a["tensor"].shape)}:
+        return None
+    return f"output has shape {sorted(shapes)}; allowed: {tuple(a['tensor'].shape)}"
+
+
+def _output_scales(a: Arguments) -> str | None:
+    """Those that stay: what is missing is allocated, what is not wanted is dropped."""
+    output, quantizer = a["output"], a["quantizer"]
+    if output is None:
+        return None
+    usages = ((ROW, quantizer.rowwise_usage), (COLUMN, quantizer.columnwise_usage))
+    for axis, wanted in usages:
+        scale = getattr(output, f"{SLOTS[axis]}_scale_inv")
+        shape = mxfp8.scale_shape(*_extents(a), axis)
+        found = shape if scale is None or not wanted else tuple(scale.shape)
+        if found != shape:
+            return f"output has {rules.WORDS[axis]} scales of shape {found}; allowed: {shape}"
+    return None
+
+
+def _output_strides(a: Arguments) -> str | None:
+    return None if a["output"] is None else stride_problem("output", a["output"])
+
+
+def _no_dimensions(a: Arguments) -> str | None:
+    return None if a["tensor"].dim() else "tensor has no dimensions; allowed: at least one"
+
+
+@tex_function(
+    *rules.quantizer(),
+    rules.high_precision("tensor"),
+    own("dimensions of tensor", _no_dimensions),
+    rules.whole_blocks(_extents, "quantizer.cpp:1514"),
+    rules.flag("noop"),
+    Refusal("class of output", "quantizer.cpp:1727", _mxfp8_output),
+    Refusal("data of output", "quantizer.cpp:1744", _output_data),
+    Refusal("shape of output", "quantizer.cpp:1752", _output_shape),
+    Refusal("scales of output", "common/transformer_engine.cpp:98", _output_scales),
+    own("strides of output", _output_strides),
+)
 def quantize(
     tensor: torch.Tensor,
     quantizer: Any,
@@ -102,113 +154,87 @@ def quantize(
         quantizer: TE's MXFP8Quantizer.
         output: MXFP8 tensor to write. Its buffers follow the quantizer's usages: a missing one is
             allocated, an unwanted one is dropped. None makes a new one.
-        noop: One number; if it is 1, nothing is written. On a GPU the kernel reads it.
+        noop: One fp32 number; unless it is 0, nothing is written. On a GPU the kernel reads it.
 
     Returns:
         `output`, or a new `MXFP8TensorStorage` (internal quantizer) or `MXFP8Tensor`.
     """
-    mxfp8.check_quantizer("quantize", quantizer)
-    mxfp8.check_source("quantize", tensor)
     shape = tuple(tensor.shape)
-    if not shape:
-        raise ValueError("quantize: tensor has no dimensions; MXFP8 needs at least one")
-    rows = math.prod(shape[:-1])
-    mxfp8.check_blocks("quantize", rows, shape[-1])
     if output is None:
         buffers = mxfp8.allocate(shape, quantizer, flat=False, device=tensor.device)
         result = _make_tensor(shape, tensor.dtype, quantizer, buffers)
     else:
-        buffers, result = _coerce(output, shape, quantizer, tensor.device), output
-    matrix = tensor.detach().reshape(rows, shape[-1])
-    mxfp8.run_quantize(matrix, _as_bytes(buffers), quantizer, noop=noop)
+        buffers, result = _coerce(output, quantizer, tensor.device), output
+    matrix = tensor.detach().reshape(math.prod(shape[:-1]), shape[-1])
+    swizzled = bool(quantizer.optimize_for_gemm)
+    mxfp8.run_quantize(matrix, _as_bytes(buffers), quantizer, noop=noop, swizzled=swizzled)
     return result
 
 
-@tex_function_on_gpu_too
-def bgrad_quantize(tensor: torch.Tensor, quantizer: Any) -> tuple[torch.Tensor, Any]:
+@tex_function(
+    *rules.quantizer(optional=True),
+    rules.high_precision("input"),
+    own(
+        "dimensions of input",
+        lambda a: None if a["input"].dim() else "input has no dimensions; allowed: at least one",
+    ),
+)
+def bgrad_quantize(input: torch.Tensor, quantizer: Any) -> list[Any]:  # the binding's name
     """Sum a tensor over all but its last dimension and quantize it.
 
     Returns:
-        (columns,) sums in `tensor.dtype`, added in fp32 in the order of `column_sums`; and what
-        `quantize` returns.
+        [(columns,) sums in `input.dtype`, added in fp32 in the order of `column_sums`; what
+        `quantize` returns, or `input` without a quantizer].
     """
-    quantized = quantize(tensor, quantizer)
-    matrix = tensor.detach().reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
+    quantized = input.contiguous() if quantizer is None else quantize(input, quantizer)
+    matrix = input.detach().reshape(math.prod(input.shape[:-1]), input.shape[-1])
     rows = torch.full((1,), matrix.shape[0], dtype=torch.int64, device=matrix.device)
-    return column_sums.column_sums(matrix, rows)[0].to(tensor.dtype), quantized
+    return [column_sums.column_sums(matrix, rows)[0].to(input.dtype), quantized]
 
 
-@tex_function_on_gpu_too
+def _shape_extents(a: Arguments) -> tuple[int, int]:
+    sizes = [int(size) for size in a["shape"]]
+    return (math.prod(sizes[:-1]), sizes[-1]) if sizes else (1, 1)
+
+
+@tex_function(
+    *rules.quantizer(),
+    rules.whole_blocks(_shape_extents, "quantizer.cpp:1514"),
+)
 def create_empty_quantized_tensor(
     quantizer: Any,
-    shape: Sequence[int],
+    shape: Sequence[Size],
     dtype: torch.dtype,
     device: torch.device,
-    pin_memory: bool = False,
+    pin_memory: bool,
 ) -> Any:
     """Make an MXFP8 tensor of a shape whose bytes are unwritten. `pin_memory` has no effect."""
     del pin_memory
-    mxfp8.check_quantizer("create_empty_quantized_tensor", quantizer)
-    rows = math.prod(int(size) for size in shape[:-1])
-    mxfp8.check_blocks("create_empty_quantized_tensor", rows, int(shape[-1]))
     buffers = mxfp8.allocate(shape, quantizer, flat=False, device=device)
     return _make_tensor(shape, dtype, quantizer, buffers)
 
 
-def dense_operand(function: str, tensor: Any, axis: int) -> mxfp8.Operand:
-    """Return one direction of an MXFP8 tensor as a matrix.
-
-    Raises:
-        ValueError: The tensor does not hold that direction.
-    """
-    prefix, words = ("_rowwise", "row-wise") if axis == ROW else ("_columnwise", "column-wise")
-    data = getattr(tensor, f"{prefix}_data")
-    scale = getattr(tensor, f"{prefix}_scale_inv")
-    if data is None or scale is None:
-        raise ValueError(f"{function}: the MXFP8 operand has no {words} data and scales")
-    columns = data.shape[-1]
-    return mxfp8.Operand(
-        data=data.contiguous(),
-        scale=scale.contiguous(),
-        rows=math.prod(data.shape[:-1]),
-        columns=columns,
-        axis=axis,
-        swizzled=bool(tensor._with_gemm_swizzled_scales),
-        fp8=fp8_code(tensor._fp8_dtype),
-    )
+def _one_quantizer_each(a: Arguments) -> str | None:
+    counts = len(a["split_sections"]), len(a["quantizer_list"])
+    if counts[0] == counts[1]:
+        return None
+    return f"split_sections has {counts[0]} entries, quantizer_list {counts[1]}; allowed: as many"
 
 
-def is_mxfp8(value: Any) -> bool:
-    """Return whether a value is TE's MXFP8 tensor or storage."""
-    from transformer_engine.pytorch.tensor.storage.mxfp8_tensor_storage import MXFP8TensorStorage
-
-    return isinstance(value, MXFP8TensorStorage)
-
-
-@tex_function_on_gpu_too
-def dequantize(input: Any, otype: Any) -> torch.Tensor:  # the binding's name
-    """Return an MXFP8 tensor's values: row-wise data if it has any, else column-wise.
-
-    Args:
-        input: `MXFP8Tensor` or `MXFP8TensorStorage`, scales compact or swizzled.
-        otype: TE's dtype of the result (fp32, fp16, bf16).
-
-    Returns:
-        A new contiguous tensor of the data's shape, each value rounded once.
-    """
-    if not is_mxfp8(input):
-        raise NotImplementedError(
-            f"dequantize with {type(input).__name__}; standalone implements MXFP8"
-        )
-    axis = ROW if input._rowwise_data is not None else COLUMN
-    operand = dense_operand("dequantize", input, axis)
-    return operand.dequantize(high_precision_dtype(otype)).view(operand.data.shape)
+def _sections_fit(a: Arguments) -> str | None:
+    sections, shape = [int(section) for section in a["split_sections"]], a["tensor"].shape
+    if not sections or (shape and sum(sections) <= shape[0]):
+        return None
+    return f"split_sections is {sections}; tensor has shape {tuple(shape)}"
 
 
-@tex_function_on_gpu_too
+@tex_function(
+    Refusal("number of quantizers", "extensions/cast.cpp:2035", _one_quantizer_each),
+    Refusal("sum of sections", "extensions/cast.cpp:2060", _sections_fit),
+)
 def split_quantize(
     tensor: torch.Tensor,
-    split_sections: Sequence[int],
+    split_sections: Sequence[Size],
     quantizer_list: Sequence[Any],
     disable_bulk_allocation: bool = False,
 ) -> list[Any]:
@@ -216,7 +242,7 @@ def split_quantize(
 
     Args:
         tensor: fp32, fp16 or bf16, at least two dimensions.
-        split_sections: Row counts, one for each quantizer; their sum is the first dimension.
+        split_sections: Row counts, one for each quantizer; rows past their sum are not read.
         quantizer_list: One quantizer for each part.
         disable_bulk_allocation: No effect: each part owns its buffers.
 
@@ -225,15 +251,5 @@ def split_quantize(
     """
     del disable_bulk_allocation
     sections = [int(section) for section in split_sections]
-    if len(sections) != len(quantizer_list):
-        raise ValueError(
-            f"split_quantize: split_sections has {len(sections)} entries, quantizer_list "
-            f"{len(quantizer_list)}"
-        )
-    if min(sections, default=0) < 0 or sum(sections) != tensor.shape[0]:
-        raise ValueError(
-            f"split_quantize: split_sections is {sections}; allowed: counts >= 0 with the sum "
-            f"{tensor.shape[0]}"
-        )
-    parts = torch.split(tensor, sections)
+    parts = torch.split(tensor[: sum(sections)], sections) if sections else ()
     return [quantize(part, one) for part, one in zip(parts, quantizer_list, strict=True)]

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,12 +14,44 @@ from te_grouped_mlp.op import memory
 from te_grouped_mlp.standalone import on_gpu
 from te_grouped_mlp.standalone.tex import mxfp8
 from te_grouped_mlp.standalone.tex.codes import COLUMN, ROW
-from te_grouped_mlp.standalone.tex.guard import tex_function_on_gpu_too
-from te_grouped_mlp.standalone.tex.quantize import dense_operand, is_mxfp8
+from te_grouped_mlp.standalone.tex.contract import Arguments, Refusal, Rule, own, tex_function
+from te_grouped_mlp.standalone.tex.dense_storage import (
+    SLOTS,
+    dense_operand,
+    is_mxfp8,
+    scale_problem,
+    slots,
+    stride_problem,
+)
 
 
-@tex_function_on_gpu_too
-def swizzle_scales_for_gemm_(tensor: Any) -> None:
+def _of_compact_mxfp8(rule: Rule) -> Rule:
+    def checked(a: Arguments) -> str | None:
+        tensor = a["tensor"]
+        return rule(a) if is_mxfp8(tensor) and not tensor._with_gemm_swizzled_scales else None
+
+    return checked
+
+
+def _some_data(a: Arguments) -> str | None:
+    return None if slots(a["tensor"]) else "tensor has no data; allowed: at least one direction"
+
+
+@tex_function(
+    Refusal(
+        "no tensor",
+        "common.cpp:115",
+        lambda a: "tensor is None; allowed: a tensor" if a["tensor"] is None else None,
+    ),
+    Refusal("data of tensor", "type_converters.cpp:62", _of_compact_mxfp8(_some_data)),
+    Refusal(
+        "scales of tensor",
+        "common/transformer_engine.cpp:98",
+        _of_compact_mxfp8(lambda a: scale_problem("tensor", a["tensor"])),
+    ),
+    own("strides of tensor", _of_compact_mxfp8(lambda a: stride_problem("tensor", a["tensor"]))),
+)
+def swizzle_scales_for_gemm_(tensor: Any, /) -> None:
     """Swizzle the scales of every direction whose data a dense MXFP8 tensor holds.
 
     The tensor gets new scale buffers; the old ones keep their content. Nothing happens if its
@@ -26,16 +59,10 @@ def swizzle_scales_for_gemm_(tensor: Any) -> None:
     """
     if not is_mxfp8(tensor) or tensor._with_gemm_swizzled_scales:
         return
-    for axis, prefix in ((ROW, "_rowwise"), (COLUMN, "_columnwise")):
+    for axis, prefix in SLOTS.items():
         if getattr(tensor, f"{prefix}_data") is None:
             continue
-        operand = dense_operand("swizzle_scales_for_gemm_", tensor, axis)
-        expected = mxfp8.scale_shape(operand.rows, operand.columns, axis)
-        if tuple(operand.scale.shape) != expected:
-            raise ValueError(
-                f"swizzle_scales_for_gemm_: scales have shape {tuple(operand.scale.shape)}; "
-                f"allowed: {expected}"
-            )
+        operand = dense_operand(tensor, axis)
         swizzled = mxfp8.run_swizzle(
             operand.scale.view(torch.uint8), axis, operand.rows, operand.columns
         )
@@ -43,7 +70,64 @@ def swizzle_scales_for_gemm_(tensor: Any) -> None:
     tensor._with_gemm_swizzled_scales = True
 
 
-@tex_function_on_gpu_too
+_AXES = {"mxfp8_rowwise": ROW, "mxfp8_columnwise": COLUMN}
+
+
+def _as_many(a: Arguments) -> str | None:
+    counts = len(a["data_tensors"]), len(a["scale_tensors"])
+    if counts[0] == counts[1]:
+        return None
+    return f"data_tensors has {counts[0]} entries, scale_tensors {counts[1]}; allowed: as many"
+
+
+def _known_type(a: Arguments) -> str | None:
+    if a["swizzle_type"] in (*_AXES, "nvfp4"):
+        return None
+    return f"swizzle_type is {a['swizzle_type']!r}; allowed: {', '.join(_AXES)}"
+
+
+def _mxfp8_type(a: Arguments) -> str | None:
+    if a["swizzle_type"] in _AXES:
+        return None
+    return f"swizzle_type is {a['swizzle_type']!r}; standalone implements {', '.join(_AXES)}"
+
+
+def _matrices(a: Arguments) -> str | None:
+    if not a["scale_tensors"] or a["scale_tensors"][0].dim() == 2:
+        return None
+    shape = tuple(a["scale_tensors"][0].shape)
+    return f"scale_tensors have shape {shape}; allowed: two dimensions"
+
+
+def _scales_of_data(a: Arguments) -> str | None:
+    if not a["scale_tensors"]:
+        return None
+    shape, data = tuple(a["scale_tensors"][0].shape), a["data_tensors"][0]
+    rows, columns = math.prod(data.shape[:-1]), data.shape[-1] if data.dim() else 1
+    wanted = mxfp8.scale_shape(rows, columns, _AXES[a["swizzle_type"]])
+    if shape == wanted:
+        return None
+    return f"scale_tensors have shape {shape}; allowed: {wanted}, for data of {rows} x {columns}"
+
+
+def _alike(a: Arguments) -> str | None:
+    for name in ("data_tensors", "scale_tensors"):
+        shapes = {tensor.shape for tensor in a[name]}
+        if len(shapes) > 1:
+            return f"{name} have shapes {sorted(map(tuple, shapes))}; allowed: one"
+        if not all(tensor.is_contiguous() for tensor in a[name]):
+            return f"{name} has one that is not contiguous; allowed: contiguous ones"
+    return None
+
+
+@tex_function(
+    Refusal("number of scales", "extensions/grouped_mlp_experimental.cpp:27", _as_many),
+    Refusal("swizzle_type", "extensions/grouped_mlp_experimental.cpp:41", _known_type),
+    own("format", _mxfp8_type, NotImplementedError),
+    Refusal("dimensions of scales", "extensions/grouped_mlp_experimental.cpp:95", _matrices),
+    Refusal("shape of scales", "common/transformer_engine.cpp:98", _scales_of_data),
+    own("members", _alike),
+)
 def swizzle_scales_and_pack_ptrs_for_discrete_weights(
     data_tensors: Sequence[torch.Tensor],
     scale_tensors: Sequence[torch.Tensor],
@@ -62,27 +146,11 @@ def swizzle_scales_and_pack_ptrs_for_discrete_weights(
         int64 addresses of the data, int64 addresses of the swizzled scales, and the bytes that
         hold those scales: the caller keeps them alive as long as the addresses are used.
     """
-    axes = {"mxfp8_rowwise": ROW, "mxfp8_columnwise": COLUMN}
-    if swizzle_type not in axes:
-        raise NotImplementedError(
-            f"swizzle_scales_and_pack_ptrs_for_discrete_weights: swizzle_type is "
-            f"{swizzle_type!r}; standalone implements {', '.join(axes)}"
-        )
-    if len(data_tensors) != len(scale_tensors):
-        raise ValueError(
-            f"data_tensors has {len(data_tensors)} entries, scale_tensors {len(scale_tensors)}"
-        )
-    count = len(data_tensors)
+    count, axis = len(data_tensors), _AXES[swizzle_type]
     if count == 0:
         none = memory.empty((0,), torch.int64, device)
-        return none, none, memory.empty((0,), torch.uint8, device)
+        return none, none.clone(), memory.empty((0,), torch.uint8, device)
     shape = tuple(scale_tensors[0].shape)
-    if len(shape) != 2 or any(tuple(scale.shape) != shape for scale in scale_tensors):
-        raise ValueError(
-            f"scale_tensors have shapes {[tuple(scale.shape) for scale in scale_tensors]}; "
-            "allowed: two-dimensional and all the same"
-        )
-    axis = axes[swizzle_type]
     # The padded shape is all the layout depends on.
     rows, columns = (shape[0], shape[1] * 32) if axis == ROW else (shape[0] * 32, shape[1])
     if on_gpu.serves(scale_tensors[0]):

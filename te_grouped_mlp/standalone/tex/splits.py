@@ -1,87 +1,117 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Row counts of the groups of a matrix, as tex's functions are told them."""
+"""Row counts of the groups of a matrix, as tex's functions are told them, and what they must be."""
 
 from __future__ import annotations
 
 import torch
 
 from te_grouped_mlp.standalone import on_gpu
-from te_grouped_mlp.standalone.tex.mxfp8 import TILE
+from te_grouped_mlp.standalone.tex.mxfp8 import BLOCK, TILE
 
 
 def split_sizes(
-    function: str,
+    num_tensors: int,
+    rows: int,
+    first_dims: torch.Tensor | None,
+    device: torch.device | str = "cpu",
+) -> torch.Tensor:
+    """Return the row count of each group.
+
+    Args:
+        num_tensors: Number of groups.
+        rows: Of the buffer.
+        first_dims: int64 (groups,) row counts, or None for equal groups.
+        device: Where the result lies if the groups are equal.
+
+    Returns:
+        int64 (groups,); `first_dims` itself where it is given.
+    """
+    if first_dims is not None:
+        return first_dims
+    return torch.full((num_tensors,), rows // num_tensors, dtype=torch.int64, device=device)
+
+
+def element_offsets(first_dims: torch.Tensor | None, columns: int) -> torch.Tensor | None:
+    """Return int64 (groups + 1,) element offsets of packed groups; None for equal groups."""
+    if first_dims is None:
+        return None
+    if on_gpu.serves(first_dims):
+        found = on_gpu.running_sums(first_dims, [columns], [True], [False])
+        if found is not None:
+            return found[1][0]
+    offsets = first_dims.new_zeros(first_dims.numel() + 1)
+    torch.cumsum(first_dims * columns, dim=0, out=offsets[1:])
+    return offsets
+
+
+def table_problem(name: str, table: torch.Tensor | None, length: int) -> str | None:
+    """Say what is wrong with an int64 table of counts or offsets of groups, or return None."""
+    if table is None:
+        return None
+    if table.dtype != torch.int64 or table.dim() != 1 or table.numel() != length:
+        return (
+            f"{name} is {table.dtype} of shape {tuple(table.shape)}; allowed: int64 of shape "
+            f"({length},)"
+        )
+    if not table.is_contiguous():
+        return f"{name} has stride {table.stride()}; allowed: contiguous"
+    return None
+
+
+def counts_problem(
     num_tensors: int,
     shape: tuple[int, int],
     first_dims: torch.Tensor | None,
     tensor_offsets: torch.Tensor | None,
-    multiple: int = TILE,
-    device: torch.device | str = "cpu",
-) -> torch.Tensor:
-    """Return the row count of each group, checked against the buffer.
+    multiple: int,
+) -> str | None:
+    """Say what is wrong with the numbers in such tables, or return None.
 
     Args:
-        function: Named in errors.
         num_tensors: Number of groups.
         shape: (rows, columns) of the buffer.
-        first_dims: (groups,) row counts, or None for equal groups.
-        tensor_offsets: (groups + 1,) element offsets; they must agree with `first_dims`.
-        multiple: What each count must be a multiple of.
-        device: Where the result lies if the groups are equal.
-
-    Returns:
-        Contiguous int64 (groups,). Counts on a GPU are not looked at: that would wait for it.
-
-    Raises:
-        ValueError: A count is negative or not such a multiple, the sum exceeds the rows, or the
-            number of groups is not positive.
+        first_dims, tensor_offsets: Tables of the right form. On a GPU they are not looked at: that
+            would wait for it.
+        multiple: What a row count must be a multiple of where counts are given.
     """
     rows, columns = shape
-    if num_tensors < 1:
-        raise ValueError(f"{function}: num_tensors is {num_tensors}; allowed: at least 1")
-    if first_dims is not None:
-        splits = first_dims.to(torch.int64).contiguous()
-    elif tensor_offsets is not None and columns:
-        splits = torch.diff(tensor_offsets.to(torch.int64)) // columns
-    elif rows % num_tensors:
-        raise ValueError(f"{function}: {rows} rows are not {num_tensors} equal groups")
+    if first_dims is None:
+        counts = [rows // num_tensors] * num_tensors
+    elif on_gpu.serves(first_dims):
+        return None
     else:
-        each = rows // num_tensors
-        if each % multiple:
-            raise ValueError(
-                f"{function}: splits are {num_tensors} x {each}; allowed: multiples of {multiple}"
-            )
-        return torch.full((num_tensors,), each, dtype=torch.int64, device=device)
-    if on_gpu.serves(splits):
-        if splits.numel() != num_tensors:
-            raise ValueError(f"{function}: {splits.numel()} splits for {num_tensors} groups")
-        return splits
-    _check_counts(function, splits.tolist(), num_tensors, rows, multiple)
-    if first_dims is not None and tensor_offsets is not None:
-        _check_offsets(function, splits, tensor_offsets, columns)
-    return splits
-
-
-def _check_counts(
-    function: str, counts: list[int], num_tensors: int, rows: int, multiple: int
-) -> None:
-    if len(counts) != num_tensors:
-        raise ValueError(f"{function}: {len(counts)} splits for {num_tensors} groups")
-    if min(counts) < 0 or any(count % multiple for count in counts):
-        raise ValueError(f"{function}: splits are {counts}; allowed: multiples of {multiple} >= 0")
-    if sum(counts) > rows:
-        raise ValueError(
-            f"{function}: splits are {counts}, {sum(counts)} rows in all; the buffer has {rows}"
+        counts = first_dims.tolist()
+        if min(counts) < 0 or any(count % multiple for count in counts):
+            return f"first_dims is {counts}; allowed: multiples of {multiple} >= 0"
+        if sum(counts) > rows:
+            return f"first_dims is {counts}, {sum(counts)} rows in all; the buffer has {rows}"
+    if tensor_offsets is None or on_gpu.serves(tensor_offsets):
+        return None
+    expected = [0]
+    for count in counts:
+        expected.append(expected[-1] + count * columns)
+    found = tensor_offsets.tolist()
+    if found != expected:
+        return (
+            f"tensor_offsets is {found}; the row counts {counts} of {columns} columns give "
+            f"{expected}"
         )
+    return None
 
 
-def _check_offsets(
-    function: str, splits: torch.Tensor, tensor_offsets: torch.Tensor, columns: int
-) -> None:
-    expected = [0, *(torch.cumsum(splits, 0) * columns).tolist()]
-    if tensor_offsets.tolist() != expected:
-        raise ValueError(
-            f"{function}: tensor_offsets is {tensor_offsets.tolist()}; the splits "
-            f"{splits.tolist()} of {columns} columns give {expected}"
-        )
+def equal_groups_problem(num_tensors: int, rows: int, *, columnwise: bool) -> str | None:
+    """Say why equal groups cannot share one matrix of scales, or return None.
+
+    Groups of whole tiles can. Of others, the compact scales can as long as no block of 32 rows
+    belongs to two groups.
+    """
+    each = rows // num_tensors
+    if columnwise and each % BLOCK:
+        return f"first_dims is None: {num_tensors} x {each} rows; allowed: multiples of {BLOCK}"
+    return None
+
+
+def whole_tiles(num_tensors: int, rows: int, first_dims: torch.Tensor | None) -> bool:
+    """Return whether every group begins at a whole tile of scales."""
+    return first_dims is not None or rows // num_tensors % TILE == 0

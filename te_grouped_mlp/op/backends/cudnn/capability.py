@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from te_grouped_mlp.op.environment import RUNTIME_OFFSETS, WGRAD_SWITCH, Absent, Environment
 from te_grouped_mlp.op.fit import INTERLEAVE, feature_refusals
-from te_grouped_mlp.op.formats import MXFP8, DType
+from te_grouped_mlp.op.formats import MAX_QUANTIZED_GROUPS, MXFP8, DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import Activation, Call, Problem, RecipeKind
@@ -22,8 +22,6 @@ NAME = "cudnn"
 
 ROWS_MULTIPLE = 256
 """Of the buffer and of every split: a tile of 256 rows runs past an expert that ends elsewhere."""
-MAX_GROUPS = 64
-"""Of Transformer Engine's grouped quantization; the frontend itself takes 1024."""
 DETERMINISTIC = "deterministic"
 
 _DTYPES = (DType.BFLOAT16, DType.FLOAT16)
@@ -113,8 +111,9 @@ def _problem_refusals(problem: Problem, env: Environment, host: Host) -> Iterato
         yield Reject(Reason.OPTION, "scale_bias is set on FC1; allowed: on FC2 only")
     if env.switches.no_frontend_wgrad:
         yield Reject(Reason.WGRAD_SWITCH, f"{WGRAD_SWITCH} is set; allowed: unset, or 0")
-    if not 1 <= problem.num_groups <= MAX_GROUPS:
-        detail = f"num_groups is {problem.num_groups}; allowed: 1 to {MAX_GROUPS}"
+    # The frontend itself takes 1024.
+    if not 1 <= problem.num_groups <= MAX_QUANTIZED_GROUPS:
+        detail = f"num_groups is {problem.num_groups}; allowed: 1 to {MAX_QUANTIZED_GROUPS}"
         yield Reject(Reason.OPTION, detail)
     yield from feature_refusals(problem, MXFP8.features_multiple, (INTERLEAVE,))
     yield from _parameter_refusals(problem)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from te_grouped_mlp.op.environment import RUNTIME_OFFSETS, Absent, Environment
 from te_grouped_mlp.op.fit import INTERLEAVE, feature_refusals
-from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED, DType
+from te_grouped_mlp.op.formats import MAX_QUANTIZED_GROUPS, MXFP8, UNQUANTIZED, DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import Call, Problem, RecipeKind, TensorKind
@@ -63,8 +63,16 @@ def _problem_refusals(problem: Problem, env: Environment) -> Iterator[Reject]:
         yield Reject(Reason.DTYPE, _dtype_detail("dtype of the weights", problem.dtype))
     if problem.fc1.scale_bias:
         yield Reject(Reason.OPTION, "scale_bias is set on FC1; allowed: on FC2 only")
+    if fmt.is_block_scaled and problem.num_groups > MAX_QUANTIZED_GROUPS and not _is_2_19(env):
+        detail = f"num_groups is {problem.num_groups}; allowed: 1 to {MAX_QUANTIZED_GROUPS}"
+        yield Reject(Reason.OPTION, detail)
     interleaves = (INTERLEAVE,) if fmt.is_block_scaled else (INTERLEAVE, None)
     yield from feature_refusals(problem, fmt.features_multiple, interleaves)
+
+
+def _is_2_19(env: Environment) -> bool:
+    """Whether Transformer Engine's grouped quantization takes any number of groups."""
+    return str(env.versions.get("transformer_engine")).startswith("2.19.")
 
 
 def _device_refusals(problem: Problem, env: Environment) -> Iterator[Reject]:

@@ -224,14 +224,14 @@ def _backward(
     problem, call, run = plan.problem, plan.call, selection.run(plan)
     if not isinstance(grad_output, GroupedTensor):
         grad_output = grad_output.reshape(-1, problem.fc2.out_features)
-    db2, dscale = bias_gradient.of_fc2(fc2, state, grad_output)
-    split_guard.poison(splits.fault, db2, dscale)
-    quantizer = fc2.get_quantizer("backward", 0)
-    dw2 = call.wants(Output.DW2)
-    dy = quantize.tokens(
-        grad_output, quantizer, plan, splits,
-        row=call.needs_dact, column=dw2, waits=problem.fc2.delay_wgrad,
+    dw2, sums = call.wants(Output.DW2), any(bias_gradient.wanted(problem.fc2, call))
+    dy, values = quantize.gradient(
+        grad_output, fc2.get_quantizer("backward", 0), plan, splits,
+        row=call.needs_dact, column=dw2, waits=problem.fc2.delay_wgrad, values=sums,
     )  # fmt: skip
+    db2, dscale = bias_gradient.of_fc2(fc2, state, values)
+    split_guard.poison(splits.fault, db2, dscale)
+    del values
     act = data_gradient.through_activation(fc2, run, state, dy)
     activated = state.activated if act.activated is None else act.activated
     grads2 = weight_gradient.parameter_grads(
