@@ -42,8 +42,9 @@ def test_equal_to_a_plan_over_bytes(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"delay": True, "grad": "fused"},
-        {"grad": "overwrite"},
+        {"delay": (True, False), "grad": ("fused", "main_grad")},
+        {"weight": ("grouped", "quantized"), "bias": (False, True)},
+        {"weight": ("quantized", "discrete"), "grad": ("grad", "overwrite")},
         {"activation": "srelu", "recompute": True},
         {"activation": "srelu", "recompute": True, "delay": True},
         {"unit_scale": True, "splits": (384,)},
