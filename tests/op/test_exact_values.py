@@ -241,6 +241,33 @@ def test_without_the_promise_weights_are_made_in_every_step(
     assert count == 2
 
 
+def test_another_shape_of_the_blocks_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quantizer that now gives one scale to 32 x 32 values; TE's recipe sets it."""
+
+    def two_d(model: Any) -> None:
+        model[0].get_quantizer("forward", 1).with_2d_quantization = True
+
+    assert weights_made(monkeypatch, SEVERAL, two_d)[0] == 1
+
+
+@pytest.mark.parametrize("weight", ["discrete", "grouped"])
+def test_weights_of_inference_mode_are_not_kept(
+    weight: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They count no versions, so a write could not be seen."""
+    case = SEVERAL.but(weight=weight, frozen=frozenset({"x", "prob", "fc1", "fc2"}))
+    before = len(exact_weights._kept)
+    with in_use(monkeypatch, reuse_weights=True), torch.inference_mode():
+        model, inputs = step.make_model(case), step.make_inputs(case)
+        first = step.forward(model, case, inputs).clone()
+        for parameter in model[0].parameters():
+            storage = getattr(parameter, "rowwise_data", None)
+            (parameter if storage is None else storage).mul_(2.0)
+        second = step.forward(model, case, inputs)
+        assert not step.same_bits(first, second)
+    assert len(exact_weights._kept) == before
+
+
 def test_one_parameter_for_all_experts_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
     case = SEVERAL.but(weight="grouped")
     assert weights_made(monkeypatch, case, nothing)[0] == 0

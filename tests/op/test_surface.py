@@ -69,6 +69,27 @@ def test_weight_modes(row: dict[str, Any]) -> None:
     fixtures.assert_right(case, step.run_step(case))
 
 
+@pytest.mark.parametrize("values", [False, True], ids=["bytes", "values"])
+@pytest.mark.parametrize("lost", ["row", "column"])
+@pytest.mark.parametrize(("op", "expert"), [(0, 0), (0, 2), (2, 1)])
+def test_a_quantized_weight_that_lacks_a_copy_is_named(
+    op: int, expert: int, lost: str, values: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one made for inference lacks its column-wise copy: the forward says so, before any work,
+    if a backward would read it."""
+    case = SINGLE.but(splits=(128, 0, 128), weight="quantized")
+    model, inputs = step.make_model(case), step.make_inputs(case)
+    usage = {"row": "rowwise_usage", "column": "columnwise_usage"}[lost]
+    getattr(model[op], f"weight{expert}").update_usage(**{usage: False})
+    with in_use(monkeypatch) if values else contextlib.nullcontext():
+        with pytest.raises(RuntimeError, match=f"a quantized weight has no {lost}-wise copy"):
+            step.forward(model, case, inputs)
+        if lost == "column":
+            with torch.no_grad():
+                y = step.forward(model, case, inputs)
+            assert step.same_bits(y, step.run_step(case)["y"])
+
+
 @rows(
     **{f"{label} {name}": STORED for label in ("fc1", "fc2") for name in ("weight", "bias_weight")},
     **{f"{label} grad": ("grad", "main_grad", "fused") for label in ("fc1", "fc2")},
@@ -278,9 +299,11 @@ def test_placeholders_where_main_grad_holds_the_gradient(weight: str, zero: bool
             assert not parameter.grad.any(), name
 
 
+@pytest.mark.parametrize("stale", [False, True], ids=["none before", "stale before"])
 @pytest.mark.parametrize("weight", ["discrete", "grouped"])
-def test_fsdp_provides_main_grad_in_the_backward(weight: str) -> None:
-    """With `__fsdp_param__` the buffer is fetched by the backward; the forward asks for none."""
+def test_fsdp_provides_main_grad_in_the_backward(weight: str, stale: bool) -> None:
+    """With `__fsdp_param__` the buffer is fetched by the backward, also where one of an earlier
+    step is still there; the forward asks for none."""
     case = SMALL.but(grad="main_grad", weight=weight)
     model, inputs = step.make_model(case), step.make_inputs(case)
     buffers = main_grads(model)
@@ -295,6 +318,8 @@ def test_fsdp_provides_main_grad_in_the_backward(weight: str) -> None:
 
     for name, parameter in model.named_parameters():
         del parameter.main_grad
+        if stale:
+            parameter.main_grad = torch.full_like(buffers[name], float("nan"))
         parameter.__fsdp_param__ = True
         parameter.get_main_grad = provider(name)
     y = step.forward(model, case, inputs)
@@ -556,6 +581,19 @@ def test_unit_activation_scale(activation: str, bias: str) -> None:
     with torch.no_grad():
         inputs.prob.fill_(float("nan"))
     step.assert_same(step.collect(case, model, inputs, step.run_model(model, case, inputs)), found)
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "srelu"])
+def test_an_attribute_may_be_that_of_a_subclass(activation: str) -> None:
+    """A user's activation that says for all its objects that its scale is one."""
+    case = SINGLE.but(activation=activation, unit_scale=True)
+    expected, plain = step.run_step(case), case.but(unit_scale=False)
+    model, inputs = step.make_model(plain), step.make_inputs(plain)
+    own = type(model[1])
+    model[1].__class__ = type("Own", (own,), {"_grouped_mlp_unit_activation_scale": True})
+    y = step.run_model(model, case, inputs)
+    assert type(step.fused_op(model)).__name__.startswith("GroupedMLP_CuTeGEMM")
+    step.assert_same(step.collect(case, model, inputs, y), expected)
 
 
 def test_unit_activation_scale_of_several_experts_is_not_one() -> None:
