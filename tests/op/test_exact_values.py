@@ -303,22 +303,27 @@ def test_what_is_kept_goes_with_the_model(monkeypatch: pytest.MonkeyPatch) -> No
 # Memory -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("delay", [False, True], ids=["now", "delayed"])
+@pytest.mark.parametrize(
+    "delay", [(False, False), (True, False), (False, True)], ids=["now", "dW1 later", "dW2 later"]
+)
 def test_the_output_gradients_copies_go_before_the_inputs_gradient_is_made(
-    delay: bool, monkeypatch: pytest.MonkeyPatch
+    delay: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are as large as dx and the values of x, which come next; a delayed dW2 needs one."""
+    """They are as large as dx and the values of x, which come next; a delayed dW2 needs one, which
+    then waits as bytes."""
     case = SEVERAL.but(delay=delay)
     model, inputs = step.make_model(case), step.make_inputs(case)
     from te_grouped_mlp.op import data_gradient, quantize
 
     made: list[Any] = []
+    as_bytes: list[bool] = []
     alive: list[tuple[bool, bool]] = []
     tokens, of_input = quantize.tokens, data_gradient.of_input
 
     def remember(*args: Any, **kwargs: Any) -> Any:
         operand = tokens(*args, **kwargs)
         column = operand.column
+        as_bytes.append(not isinstance(column, ExactCopy))
         held = column.values if isinstance(column, ExactCopy) else column.data
         made.append((weakref.ref(operand.row.values), weakref.ref(held)))
         return operand
@@ -332,5 +337,6 @@ def test_the_output_gradients_copies_go_before_the_inputs_gradient_is_made(
     monkeypatch.setattr(data_gradient, "of_input", look)
     with in_use(monkeypatch):
         step.run_model(model, case, inputs)
-    assert len(made) == 2
-    assert alive == [(False, delay)]
+    # Of x, which waits for the backward, and of dy.
+    assert as_bytes == [True, delay[1]]
+    assert alive == [(False, delay[1])]
