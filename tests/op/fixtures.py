@@ -21,6 +21,7 @@ import torch
 import te_grouped_mlp
 from te_grouped_mlp.op import environment, memory
 from te_grouped_mlp.op.plan import Reason, Reject
+from tests.csrc import naive_mxfp8
 from tests.op.backends.reference import naive
 from tests.support import step
 from tests.support.step import StepCase
@@ -100,7 +101,7 @@ def without_empty_experts(model: Any, case: StepCase) -> Found:
     with torch.no_grad():
         for mine, theirs in ((other[0], model[0]), (other[2], model[2])):
             for position, index in enumerate(kept):
-                for kind in ("weight", "bias") if case.bias else ("weight",):
+                for kind in ("weight", "bias") if mine.has_bias else ("weight",):
                     getattr(mine, f"{kind}{position}").copy_(getattr(theirs, f"{kind}{index}"))
     inputs = step.make_inputs(small)
     with environment.override(treat_rows_as_full=False):
@@ -116,8 +117,6 @@ def without_empty_experts(model: Any, case: StepCase) -> Found:
 
 # 4. References on O(1) data ---------------------------------------------------------------------
 
-# One rounding to bf16 of a stripe that is otherwise equal, and sums of float64 in another order.
-ROUNDING = 2.0**-8
 _CLASSES = {
     "swiglu": "ScaledSwiGLU",
     "qgeglu": "ScaledClampedQGeGLU",
@@ -128,13 +127,15 @@ _CLASSES = {
 _NAMES = {"glu_linear_offset": "linear_offset", "tanh_clamp_scale": "clamp_scale"}
 
 
-def quantized_reference(case: StepCase) -> Found:
-    """Compute the step in float64 on the dequantized operands, one expert after another.
+def emulated(case: StepCase) -> Found:
+    """Compute the step as docs/numerics.md and docs/padding.md say: live rows and all gradients, in
+    their dtypes, down to the last bit. Nothing of the package's arithmetic is used.
 
     Every intermediate is quantized by the written-out formula where the kernels quantize it.
     """
-    model = step.make_model(case.but(weight="discrete", bias_weight=None, grad="grad", delay=False))
-    inputs = step.make_inputs(case.but(buffer_rows=None))
+    model = step.make_model(step.plain(case).but(device=None))
+    inputs = step.make_inputs(case.but(buffer_rows=None, device=None))
+    dense = is_dense(case)
     numbers = naive.Numbers(case.mxfp8, case.dtype)
     params: dict[str, Any] = {_NAMES.get(k, k): v for k, v in case.parameters.items()}
     params["interleave"] = case.interleave
@@ -146,29 +147,59 @@ def quantized_reference(case: StepCase) -> Found:
         group = _group(case, model, inputs, index, slice(start, start + size))
         start += size
         found = naive.step(
-            group, _CLASSES[case.activation], params, numbers, dense=False, recompute=recompute
+            group, _CLASSES[case.activation], params, numbers, dense=dense, recompute=recompute
         )
-        if not size:
-            found["dw1"], found["dw2"] = found["dw1"] * 0, found["dw2"] * 0
-        dy = group.dy.float()
-        if case.bias and case.scale_bias:
-            found["dprob"] = found["dprob"] + (dy * group.b2.float()).sum(1)
-            dy = dy * group.prob.float()[:, None]
-        found["db2"] = naive.tiled_column_sums(dy)
+        dy, scale = group.dy.float(), None
+        if case.scales_bias:
+            found["dprob"] += naive_mxfp8.row_dots(dy, group.b2.float()[None], None)
+            scale = group.prob.float()
+        found["db2"] = naive_mxfp8.column_sums(dy, None, scale)[0]
         parts.append(found)
+    return _joined(case, parts, dense)
+
+
+def is_dense(case: StepCase) -> bool:
+    """Whether a step is laid out as one dense matrix: one expert whose rows are known to be full,
+    where every kernel can; without a frontend, those of the newest one."""
+    current = environment.current()
+    wrappers = current.wrappers
+    if isinstance(wrappers, environment.Absent):
+        wrappers = FRONTENDS["new"]
+    launched = ("glu", "dglu", "quant") if case.gated else ("srelu", "dsrelu", "quant")
+    return (
+        len(case.splits) == 1
+        and case.rows == case.live
+        and current.treat_rows_as_full is not False
+        and all(wrappers.get(name, frozenset()) >= _OFFSETS for name in launched)
+    )
+
+
+def _joined(case: StepCase, parts: list[Found], dense: bool) -> Found:
+    """Put the experts' results together, in the dtypes and the places in which a step has them."""
     joined = {name: torch.cat([part[name] for part in parts]) for name in ("y", "dx", "dprob")}
-    for name in ("dw1", "dw2", "db1", "db2"):
-        joined[name.replace("w", "W")] = torch.stack([part[name] for part in parts])
-    if not case.bias:
-        joined["db1"] = joined["db2"] = None
-    if case.unit_scale:
-        joined["dprob"] = None
-    return {name: None if value is None else value.double() for name, value in joined.items()}
+    joined["dprob"] = joined["dprob"].to(case.prob_dtype)
+    for index, linear in enumerate(case.linears):
+        contents = step.main_grad_start(case, index)
+        if not linear.has_main_grad:
+            contents = contents.to(case.dtype)
+        grads = [
+            naive.into_target(
+                content, part[f"dw{index + 1}"], accumulate=linear.accumulates, dense=dense
+            )
+            for content, part in zip(contents, parts, strict=True)
+        ]
+        joined[f"dW{index + 1}"] = torch.stack(grads)
+        joined[f"db{index + 1}"] = torch.stack([part[f"db{index + 1}"] for part in parts]).to(
+            case.dtype
+        )
+    due = joined.keys() - step.absent(case)
+    return {name: value if name in due else None for name, value in joined.items()}
 
 
 def _group(case: StepCase, model: Any, inputs: Any, index: int, rows: slice) -> naive.Group:
     def parameter(op: Any, kind: str) -> torch.Tensor | None:
-        return getattr(op, f"{kind}{index}").detach() if kind == "weight" or case.bias else None
+        there = kind == "weight" or op.has_bias
+        return getattr(op, f"{kind}{index}").detach() if there else None
 
     prob = inputs.prob.detach()[rows]
     return naive.Group(
@@ -184,10 +215,30 @@ def _group(case: StepCase, model: Any, inputs: Any, index: int, rows: slice) -> 
 
 
 def assert_right(case: StepCase, found: Found) -> None:
-    """Compare per expert and 16-column stripe: tightly with the same dequantized operands, and
-    within the format's bound with the unquantized inputs."""
-    step.assert_close(case, found, quantized_reference(case), ROUNDING)
+    """Compare a step of the reference backend with its emulation bit by bit, and within the
+    format's bound with float64 on the unquantized inputs."""
+    assert_emulated(case, found)
     step.assert_close(case, found, step.reference(case))
+
+
+def assert_emulated(case: StepCase, found: Found) -> None:
+    """Compare a step of the reference backend with its emulation, bit by bit."""
+    step.assert_present(case, found)
+    cut = step.live(case, found)
+    for name, expected in emulated(case).items():
+        if expected is None:
+            continue
+        actual = cut[name]
+        assert actual.dtype is expected.dtype, name
+        actual = actual.view(expected.shape)
+        bits = {2: torch.int16, 4: torch.int32}[expected.itemsize]
+        other = actual.contiguous().view(bits) != expected.contiguous().view(bits)
+        if other.any():
+            at = tuple(other.nonzero()[0].tolist())
+            raise AssertionError(
+                f"{name} differs in {int(other.sum())} of {other.numel()} places; at {at} it is "
+                f"{actual[at]}, not {expected[at]}"
+            )
 
 
 # 5. Repeat and hash -----------------------------------------------------------------------------

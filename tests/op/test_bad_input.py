@@ -557,6 +557,25 @@ def test_splits_that_were_read_are_checked(host: tuple[int, ...], words: str) ->
         _read_call(host, {"check": True, "full_rows": True})
 
 
+@pytest.mark.parametrize(
+    ("host", "multiple"),
+    [
+        (None, None),
+        ((512,), 256),
+        ((384,), 128),
+        ((0,), 256),
+        ((256, 128, 0), 128),
+        ((256, 256), 256),
+    ],
+    ids=str,
+)
+def test_planning_knows_what_divides_all_splits(
+    host: tuple[int, ...] | None, multiple: int | None
+) -> None:
+    """A backend whose tiles have 256 rows asks for it."""
+    assert _read_call(host, {"check": True}, splits=(512,)).split_multiple == multiple
+
+
 # The environment --------------------------------------------------------------------------------
 
 SWITCHES = (
@@ -703,6 +722,28 @@ def test_linears_that_do_not_fit_together_are_declined() -> None:
     for ops, reason in table:
         assert grouped_mlp.fuse_glu_ops(ops, recipe=_recipe(*MXFP8[:1])) == ops
         assert [each.reason for _, each in te_grouped_mlp.explain()[-1].refusals] == [reason]
+
+
+@pytest.mark.parametrize("place", [0, 2], ids=["first", "third"])
+def test_a_triple_needs_both_linears(place: int) -> None:
+    """The ops around it belong to the user, and are none of those that are read."""
+    import transformer_engine.pytorch as te
+    from transformer_engine.pytorch.ops.fused import grouped_mlp
+
+    before = te_grouped_mlp.explain()
+    for activation, fuse in (
+        ("swiglu", grouped_mlp.fuse_glu_ops),
+        ("srelu", grouped_mlp.fuse_unary_activation_ops),
+    ):
+        ops = list(step.make_model(SEVERAL.but(activation=activation)))
+        ops[place] = te.ops.Identity()
+        assert fuse(ops, recipe=_recipe(*MXFP8[:1])) == ops
+        # The triple that begins where the other one ends is found.
+        rest = list(step.make_model(SEVERAL.but(activation=activation)))
+        fused = fuse([*ops, *rest], recipe=_recipe(*MXFP8[:1]))
+        assert fused[:3] == ops
+        assert [type(each).__name__.startswith("GroupedMLP") for each in fused[3:]] == [True]
+    assert len(te_grouped_mlp.explain()) <= len(before) + 2
 
 
 def test_a_bias_scale_on_fc1_is_declined() -> None:

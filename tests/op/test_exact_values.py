@@ -42,8 +42,9 @@ def test_equal_to_a_plan_over_bytes(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"delay": True, "grad": "fused"},
-        {"grad": "overwrite"},
+        {"delay": (True, False), "grad": ("fused", "main_grad")},
+        {"weight": ("grouped", "quantized"), "bias": (False, True)},
+        {"weight": ("quantized", "discrete"), "grad": ("grad", "overwrite")},
         {"activation": "srelu", "recompute": True},
         {"activation": "srelu", "recompute": True, "delay": True},
         {"unit_scale": True, "splits": (384,)},
@@ -240,6 +241,33 @@ def test_without_the_promise_weights_are_made_in_every_step(
     assert count == 2
 
 
+def test_another_shape_of_the_blocks_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quantizer that now gives one scale to 32 x 32 values; TE's recipe sets it."""
+
+    def two_d(model: Any) -> None:
+        model[0].get_quantizer("forward", 1).with_2d_quantization = True
+
+    assert weights_made(monkeypatch, SEVERAL, two_d)[0] == 1
+
+
+@pytest.mark.parametrize("weight", ["discrete", "grouped"])
+def test_weights_of_inference_mode_are_not_kept(
+    weight: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They count no versions, so a write could not be seen."""
+    case = SEVERAL.but(weight=weight, frozen=frozenset({"x", "prob", "fc1", "fc2"}))
+    before = len(exact_weights._kept)
+    with in_use(monkeypatch, reuse_weights=True), torch.inference_mode():
+        model, inputs = step.make_model(case), step.make_inputs(case)
+        first = step.forward(model, case, inputs).clone()
+        for parameter in model[0].parameters():
+            storage = getattr(parameter, "rowwise_data", None)
+            (parameter if storage is None else storage).mul_(2.0)
+        second = step.forward(model, case, inputs)
+        assert not step.same_bits(first, second)
+    assert len(exact_weights._kept) == before
+
+
 def test_one_parameter_for_all_experts_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
     case = SEVERAL.but(weight="grouped")
     assert weights_made(monkeypatch, case, nothing)[0] == 0
@@ -275,22 +303,27 @@ def test_what_is_kept_goes_with_the_model(monkeypatch: pytest.MonkeyPatch) -> No
 # Memory -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("delay", [False, True], ids=["now", "delayed"])
+@pytest.mark.parametrize(
+    "delay", [(False, False), (True, False), (False, True)], ids=["now", "dW1 later", "dW2 later"]
+)
 def test_the_output_gradients_copies_go_before_the_inputs_gradient_is_made(
-    delay: bool, monkeypatch: pytest.MonkeyPatch
+    delay: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are as large as dx and the values of x, which come next; a delayed dW2 needs one."""
+    """They are as large as dx and the values of x, which come next; a delayed dW2 needs one, which
+    then waits as bytes."""
     case = SEVERAL.but(delay=delay)
     model, inputs = step.make_model(case), step.make_inputs(case)
     from te_grouped_mlp.op import data_gradient, quantize
 
     made: list[Any] = []
+    as_bytes: list[bool] = []
     alive: list[tuple[bool, bool]] = []
     tokens, of_input = quantize.tokens, data_gradient.of_input
 
     def remember(*args: Any, **kwargs: Any) -> Any:
         operand = tokens(*args, **kwargs)
         column = operand.column
+        as_bytes.append(not isinstance(column, ExactCopy))
         held = column.values if isinstance(column, ExactCopy) else column.data
         made.append((weakref.ref(operand.row.values), weakref.ref(held)))
         return operand
@@ -304,5 +337,6 @@ def test_the_output_gradients_copies_go_before_the_inputs_gradient_is_made(
     monkeypatch.setattr(data_gradient, "of_input", look)
     with in_use(monkeypatch):
         step.run_model(model, case, inputs)
-    assert len(made) == 2
-    assert alive == [(False, delay)]
+    # Of x, which waits for the backward, and of dy.
+    assert as_bytes == [True, delay[1]]
+    assert alive == [(False, delay[1])]

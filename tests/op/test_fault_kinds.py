@@ -114,10 +114,10 @@ def test_versions_and_absences_decide_by_signature(
     case = SINGLE.but(activation=activation)
     with environment.override(wrappers=fixtures.FRONTENDS[frontend]):
         found = step.run_step(case)
+        fixtures.assert_right(case, found)
     takes_all = {"swiglu": ("none", "new", "all"), "srelu": ("all", "all but dglu")}
     dense = frontend in takes_all[activation]
     assert plans[0].layout.extent is (RowExtent.BUFFER if dense else RowExtent.PACKED)
-    fixtures.assert_right(case, found)
 
 
 # The probability gradient -----------------------------------------------------------------------
@@ -126,15 +126,11 @@ def test_versions_and_absences_decide_by_signature(
 @pytest.mark.parametrize("activation", step.ACTIVATIONS)
 @BASES
 def test_fp32_probabilities_are_not_rounded(base: StepCase, activation: str) -> None:
-    """fp32 in, fp32 out: to 2^-20, where a detour through bf16 leaves 2^-9."""
-    case = base.but(activation=activation, fine_prob=True)
+    """fp32 in, fp32 out; a detour through bf16 is seen, since the values are none of bf16's."""
+    case = base.but(activation=activation)
     found = step.run_step(case)
-    assert found["dprob"].dtype is torch.float32
-    wanted = fixtures.quantized_reference(case)["dprob"]
-    # Relative to the terms of a row's sum, which cancel.
-    error = (found["dprob"].double() - wanted).abs().max() / wanted.abs().mean()
-    assert error < 2.0**-20
-    rounded = step.run_step(case.but(fine_prob=False))
+    fixtures.assert_emulated(case, found)
+    rounded = step.run_step(case.but(round_prob=True))
     assert not step.same_bits(rounded["y"], found["y"])
 
 
@@ -142,11 +138,7 @@ def test_fp32_probabilities_are_not_rounded(base: StepCase, activation: str) -> 
 def test_dprob_is_rounded_once(dtype: torch.dtype) -> None:
     """The sum over 1024 features in fp32, then one rounding to the probabilities' dtype."""
     case = SEVERAL.but(ffn=1024, prob_dtype=dtype)
-    found, wanted = step.run_step(case)["dprob"], fixtures.quantized_reference(case)["dprob"]
-    assert found.dtype is dtype
-    one_off = 2 * torch.finfo(dtype).eps * wanted.abs()
-    assert ((found.double() - wanted.to(dtype).double()).abs() <= one_off).all()
-    assert (found == wanted.to(dtype)).double().mean() > 0.99
+    fixtures.assert_emulated(case, step.run_step(case))
 
 
 @pytest.mark.parametrize("bias", BIASES)
@@ -273,51 +265,10 @@ def test_preallocated_bf16_gradients_are_added_to_in_fp32(weight: str) -> None:
     for parameter in model.parameters():
         parameter.main_grad = torch.full(parameter.shape, 256.0, dtype=torch.bfloat16)
     found = step.collect(case, model, inputs, step.run_model(model, case, inputs))
-    alone = step.run_step(case)
+    alone = step.run_step(case.but(grad="overwrite"))
     for name in ("dW1", "dW2"):
         grad = alone[name].view(found[name].shape).bfloat16().float()
         assert step.same_bits(found[name], (256.0 + grad).bfloat16()), name
-
-
-@pytest.mark.parametrize("grad", ["grad", "main_grad", "fused"])
-@pytest.mark.parametrize("bias", BIASES)
-@BASES
-def test_grouped_weights_lose_no_gradient(base: StepCase, bias: str, grad: str) -> None:
-    case = base.but(grad=grad, **BIASES[bias])
-    expected, found = step.run_step(case), step.run_step(case.but(weight="grouped"))
-    for name in ("dW1", "dW2"):
-        found[name] = found[name].view(expected[name].shape)
-    step.assert_same(found, expected)
-
-
-@pytest.mark.parametrize("weight", ["discrete", "grouped"])
-@pytest.mark.parametrize("grad", ["main_grad", "overwrite"])
-@BASES
-def test_two_micro_batches(base: StepCase, grad: str, weight: str) -> None:
-    """Overwrite keeps the second only, accumulate the sum, both in the same buffer object."""
-    case = base.but(grad=grad, weight=weight)
-    model = step.make_model(case)
-    before = [parameter.main_grad for parameter in model.parameters()]
-    for seed in (1, 2):
-        step.run_model(model, case, step.make_inputs(case.but(seed=seed)))
-    total = [torch.zeros_like(buffer) for buffer in before]
-    for seed in (1, 2) if grad == "main_grad" else (2,):
-        alone = case.but(grad="main_grad")
-        twin = step.make_model(alone)
-        step.run_model(twin, alone, step.make_inputs(alone.but(seed=seed)))
-        for sum_, parameter in zip(total, twin.parameters(), strict=True):
-            sum_ += parameter.main_grad
-    for old, expected, parameter in zip(before, total, model.parameters(), strict=True):
-        assert parameter.main_grad is old
-        assert torch.equal(old, expected)
-
-
-@pytest.mark.parametrize("frozen", ["", "fc1", "fc2"], ids=["none", "fc1", "fc2"])
-@pytest.mark.parametrize("bias", BIASES)
-@pytest.mark.parametrize("grad", ["grad", "main_grad"])
-def test_delayed_weight_gradients(grad: str, bias: str, frozen: str) -> None:
-    case = SEVERAL.but(grad=grad, frozen=frozenset({frozen} - {""}), **BIASES[bias])
-    step.assert_same(step.run_step(case.but(delay=True)), step.run_step(case))
 
 
 def test_delayed_gradients_of_tied_experts_are_refused() -> None:
@@ -419,19 +370,15 @@ def test_intermediates_are_of_order_one(base: StepCase, activation: str) -> None
 
 
 @pytest.mark.parametrize("name", ["y", "dx", "dprob", "dW1", "dW2", "db1", "db2"])
-def test_a_small_fault_in_one_stripe_is_seen(name: str) -> None:
-    """Two percent of one stripe of one expert: below MXFP8's error, above the tight bound."""
+def test_the_smallest_fault_is_seen(name: str) -> None:
+    """The last bit of one value."""
     case = SEVERAL.but(bias=True)
     found = step.run_step(case)
     fixtures.assert_right(case, found)
     fault = found[name].clone()
-    if name == "dprob":
-        fault[-256:] *= 1.02
-    elif name[:2] in ("dW", "db"):
-        fault[2, ..., 16:32] *= 1.02
-    else:
-        fault[-256:, 16:32] *= 1.02
-    with pytest.raises(AssertionError, match=f"{name} expert 2"):
+    bits = fault.view(-1).view(torch.int16 if fault.itemsize == 2 else torch.int32)
+    bits[-17] ^= 1
+    with pytest.raises(AssertionError, match=f"{name} differs in 1 of {bits.numel()} places"):
         fixtures.assert_right(case, {**found, name: fault})
 
 
@@ -501,7 +448,7 @@ def test_odd_group_sizes_in_bf16(weight: str, activation: str) -> None:
     case = case.but(mxfp8=False, weight=weight, bias=True, fill=math.nan)
     with step.switches(NVTE_GROUPED_MLP_BACKEND="reference"):
         found = fixtures.assert_padding_invisible(case)
-    step.assert_close(case, found, fixtures.quantized_reference(case), fixtures.ROUNDING)
+    fixtures.assert_emulated(case, found)
 
 
 # Order of steps ---------------------------------------------------------------------------------

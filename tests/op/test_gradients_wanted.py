@@ -21,9 +21,11 @@ FROZEN = [
 ]
 CASES = {
     "swiglu": StepCase(splits=(128, 128), hidden=128, ffn=64),
-    "scaled bias": StepCase(splits=(128, 128), hidden=128, ffn=64, bias=True, scale_bias=True),
+    "scaled bias": StepCase(
+        splits=(128, 128), hidden=128, ffn=64, bias=(False, True), scale_bias=True
+    ),
     "recomputed": StepCase(splits=(128, 0), hidden=128, ffn=64, activation="srelu", recompute=True),
-    "unit scale": StepCase(splits=(128,), hidden=128, ffn=64, unit_scale=True),
+    "unit scale": StepCase(splits=(128,), hidden=128, ffn=64, unit_scale=True, bias=(True, False)),
     "unit recomputed": StepCase(
         splits=(128,), hidden=128, ffn=64, activation="srelu", recompute=True, unit_scale=True
     ),

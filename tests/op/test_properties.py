@@ -15,73 +15,44 @@ from hypothesis import strategies as st
 from te_grouped_mlp.op import environment
 from tests.op import fixtures
 from tests.support import step
+from tests.support.pairwise import pairwise
 from tests.support.step import StepCase
 
 pytestmark = pytest.mark.usefixtures("fused_switch", "hostile_memory")
 
-CHOICES: dict[str, tuple[Any, ...]] = {
-    "activation": step.ACTIVATIONS,
-    "bias": ("nobias", "bias", "scaledbias"),
+PER_LINEAR: dict[str, tuple[Any, ...]] = {
+    "bias": (False, True),
     "weight": ("discrete", "grouped", "quantized"),
     "grad": ("grad", "main_grad", "fused", "overwrite"),
+    "delay": (False, True),
+}
+# FC1 and FC2 choose on their own, so that one cannot stand for the other.
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "activation": step.ACTIVATIONS,
+    **{f"{name} {label}": of for name, of in PER_LINEAR.items() for label in ("fc1", "fc2")},
+    "scale_bias": (False, True),
+    "frozen": ("", "fc1", "fc2", "prob", "x"),
     "groups": (1, 2, 5),
     "tiles": (0, 1, 3),
     "fill": fixtures.TAILS,
     "frontend": tuple(fixtures.FRONTENDS),
     "recompute": (False, True),
-    "delay": (False, True),
     "prob_dtype": (torch.float32, torch.bfloat16),
 }
-
-
-def pairwise(choices: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """Return rows in which each pair of values of two choices occurs; greedy, always the same."""
-    names = list(choices)
-    missing = {
-        (first, a, second, b)
-        for first, second in itertools.combinations(range(len(names)), 2)
-        for a in range(len(choices[names[first]]))
-        for b in range(len(choices[names[second]]))
-    }
-    rows = []
-    while missing:
-        row: list[int | None] = [None] * len(names)
-        first, a, second, b = min(missing)
-        row[first], row[second] = a, b
-        for index, name in enumerate(names):
-            if row[index] is None:
-                gains = [_gain(missing, row, index, value) for value in range(len(choices[name]))]
-                row[index] = gains.index(max(gains))
-        missing -= {(i, row[i], j, row[j]) for i, j in itertools.combinations(range(len(names)), 2)}
-        rows.append({name: choices[name][row[index]] for index, name in enumerate(names)})
-    return rows
-
-
-def _gain(missing: set[Any], row: list[int | None], index: int, value: int) -> int:
-    """Count the missing pairs that a value at `index` makes with the values that are set."""
-    pairs = (
-        (other, row[other], index, value) if other < index else (index, value, other, row[other])
-        for other in range(len(row))
-        if row[other] is not None
-    )
-    return sum(pair in missing for pair in pairs)
-
-
 ROWS = pairwise(CHOICES)
-_BIAS = {"nobias": (False, False), "bias": (True, False), "scaledbias": (True, True)}
 
 
 def case_of(row: dict[str, Any], splits: tuple[int, ...], shape: tuple[int, int]) -> StepCase:
-    bias, scale_bias = _BIAS[row["bias"]]
+    pairs = {name: (row[f"{name} fc1"], row[f"{name} fc2"]) for name in PER_LINEAR}
+    same = ("activation", "scale_bias", "fill", "recompute", "prob_dtype")
     return StepCase(
         splits=splits,
         buffer_rows=sum(splits) + 128 * row["tiles"],
         hidden=shape[0],
         ffn=shape[1],
-        bias=bias,
-        scale_bias=scale_bias,
-        **{name: row[name] for name in ("activation", "weight", "grad", "fill", "recompute")},
-        **{name: row[name] for name in ("delay", "prob_dtype")},
+        frozen=frozenset({row["frozen"]} - {""}),
+        **pairs,
+        **{name: row[name] for name in same},
     )
 
 
@@ -107,9 +78,10 @@ def drawn(examples: int) -> settings:
 
 
 def identity(row: dict[str, Any]) -> str:
-    names = ("activation", "bias", "weight", "grad", "frontend")
+    """Name a row by what tells it from the others, short."""
+    pairs = [f"{row[f'{name} fc1']}+{row[f'{name} fc2']}" for name in PER_LINEAR if name != "delay"]
     rest = f"{row['groups']}g-pad{row['tiles']}x{row['fill']}"
-    return "-".join(str(row[name]).replace(" ", "_") for name in names) + "-" + rest
+    return "-".join([row["activation"], *pairs, row["frontend"].replace(" ", "_"), rest])
 
 
 COMBINATIONS = pytest.mark.parametrize("row", ROWS, ids=identity)
@@ -157,8 +129,13 @@ def test_values_are_right_often(data: st.DataObject, row: dict[str, Any]) -> Non
     check_values(data, row)
 
 
+# What is frozen adds nothing here.
 DENSE_ROWS = pairwise(
-    {name: CHOICES[name] for name in CHOICES if name not in ("groups", "tiles", "fill", "frontend")}
+    {
+        name: CHOICES[name] if name != "frozen" else ("",)
+        for name in CHOICES
+        if name not in ("groups", "tiles", "fill", "frontend")
+    }
 )
 
 
@@ -173,9 +150,9 @@ def test_dense_and_packed_differ_by_one_rounding(data: st.DataObject, row: dict[
         dense = run_accumulating(case)
         with environment.override(treat_rows_as_full=False):
             packed = run_accumulating(case)
-    free = {"y"} if case.bias else set()
-    if case.grad in ("main_grad", "fused"):
-        free |= {"dW1", "dW2"}
+    first, second = case.linears
+    free = {"y"} if second.bias else set()
+    free |= {name for name, linear in (("dW1", first), ("dW2", second)) if linear.accumulates}
     for name in dense:
         if name not in free:
             assert step.same_bits(dense[name], packed[name]), name
@@ -198,23 +175,24 @@ def test_dense_and_packed_do_differ() -> None:
 
 
 def run_accumulating(case: StepCase) -> dict[str, Any]:
-    """Run a step whose accumulators hold 1 in the compute dtype; adds what was added to results."""
+    """Run a step whose accumulators have the compute dtype; adds what was added to results."""
     model, inputs = step.make_model(case), step.make_inputs(case)
     for parameter in model.parameters():
         if hasattr(parameter, "main_grad"):
-            parameter.main_grad = torch.ones(tuple(parameter.shape), dtype=case.dtype)
+            parameter.main_grad = parameter.main_grad.to(case.dtype)
     y = step.run_model(model, case, inputs)
     assert type(step.fused_op(model)).__name__.startswith("GroupedMLP_CuTeGEMM")
     found = step.collect(case, model, inputs, y)
-    if case.bias:
+    if case.linears[1].bias:
         bias = model[2].bias if model[2].single_grouped_bias else model[2].bias0
         storage = getattr(bias, "rowwise_data", None)
         values = (bias if storage is None else storage).detach().double().view(1, -1)
         found["y added"] = values * (
             inputs.prob.detach().double()[:, None] if case.scale_bias else 1
         )
-    for name in ("dW1", "dW2"):
-        found[f"{name} added"] = torch.ones(1, dtype=torch.float64)
+    for index in (0, 1):
+        start = step.main_grad_start(case, index).double()
+        found[f"dW{index + 1} added"] = start.view_as(found[f"dW{index + 1}"])
     return found
 
 

@@ -14,6 +14,7 @@ import torch
 from te_grouped_mlp.op.operands import Axis
 from tests.op import fixtures
 from tests.support import step
+from tests.support.pairwise import pairwise_rows
 from tests.support.step import StepCase
 from tests.support.values_backend import in_use
 
@@ -22,53 +23,89 @@ pytestmark = pytest.mark.usefixtures("fused_switch", "hostile_memory")
 SMALL = StepCase(splits=(128, 0, 256), buffer_rows=512, hidden=128, ffn=64, fill=3.0)
 SINGLE = StepCase(splits=(256,), hidden=128, ffn=64)
 
-BIASES = {
+BASES = {"1g": SINGLE, "3g-pad": SMALL}
+BIASES: dict[str, dict[str, Any]] = {
     "nobias": {},
+    "fc1": {"bias": (True, False)},
+    "fc2": {"bias": (False, True)},
     "bias": {"bias": True},
     "scaledbias": {"bias": True, "scale_bias": True},
 }
 WEIGHTS = ("discrete", "grouped", "quantized")
+STORED = ("discrete", "grouped")
+
+
+def rows(**choices: Any) -> Any:
+    """Parametrize `row` by choices of which each two meet."""
+    return pairwise_rows({name: tuple(of) for name, of in choices.items()})
+
+
+def case_of(row: dict[str, Any], **more: Any) -> StepCase:
+    """Return the case of a row: choices as "fc1 weight" and "fc2 weight" become a pair."""
+    changes: dict[str, Any] = dict(BIASES[row["bias"]]) if "bias" in row else {}
+    for name, value in row.items():
+        label, _, choice = name.partition(" ")
+        if choice:
+            changes.setdefault(choice, [None, None])[label == "fc2"] = value
+        elif name not in ("base", "bias"):
+            changes[name] = value
+    changes = {name: tuple(v) if isinstance(v, list) else v for name, v in changes.items()}
+    return BASES[row.get("base", "3g-pad")].but(**changes, **more)
 
 
 # Parameters and activations ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("activation", step.ACTIVATIONS)
-@pytest.mark.parametrize("bias", BIASES)
-@pytest.mark.parametrize("base", [SINGLE, SMALL], ids=["1g", "3g-pad"])
-def test_biases_and_activations(base: StepCase, bias: str, activation: str) -> None:
-    """Per expert and stripe: tight on the same operands, within MXFP8's bound on the inputs."""
-    case = base.but(activation=activation, **BIASES[bias])
+@rows(activation=step.ACTIVATIONS, bias=BIASES, base=BASES)
+def test_biases_and_activations(row: dict[str, Any]) -> None:
+    """The emulation's bits; per expert and stripe within MXFP8's bound on the inputs."""
+    case = case_of(row)
     fixtures.assert_right(case, step.run_step(case))
 
 
-@pytest.mark.parametrize("bias", BIASES)
-@pytest.mark.parametrize("weight", WEIGHTS)
-def test_weight_modes(weight: str, bias: str) -> None:
-    case = SMALL.but(weight=weight, **BIASES[bias])
+@rows(**{"fc1 weight": WEIGHTS, "fc2 weight": WEIGHTS, "bias": BIASES})
+def test_weight_modes(row: dict[str, Any]) -> None:
+    case = case_of(row)
     fixtures.assert_right(case, step.run_step(case))
 
 
-@pytest.mark.parametrize("grad", ["grad", "main_grad", "fused"])
-@pytest.mark.parametrize("base", [SINGLE, SMALL], ids=["1g", "3g-pad"])
-def test_grouped_weights_equal_discrete_ones(base: StepCase, grad: str) -> None:
+@pytest.mark.parametrize("values", [False, True], ids=["bytes", "values"])
+@pytest.mark.parametrize("lost", ["row", "column"])
+@pytest.mark.parametrize(("op", "expert"), [(0, 0), (0, 2), (2, 1)])
+def test_a_quantized_weight_that_lacks_a_copy_is_named(
+    op: int, expert: int, lost: str, values: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one made for inference lacks its column-wise copy: the forward says so, before any work,
+    if a backward would read it."""
+    case = SINGLE.but(splits=(128, 0, 128), weight="quantized")
+    model, inputs = step.make_model(case), step.make_inputs(case)
+    usage = {"row": "rowwise_usage", "column": "columnwise_usage"}[lost]
+    getattr(model[op], f"weight{expert}").update_usage(**{usage: False})
+    with in_use(monkeypatch) if values else contextlib.nullcontext():
+        with pytest.raises(RuntimeError, match=f"a quantized weight has no {lost}-wise copy"):
+            step.forward(model, case, inputs)
+        if lost == "column":
+            with torch.no_grad():
+                y = step.forward(model, case, inputs)
+            assert step.same_bits(y, step.run_step(case)["y"])
+
+
+@rows(
+    **{f"{label} {name}": STORED for label in ("fc1", "fc2") for name in ("weight", "bias_weight")},
+    **{f"{label} grad": ("grad", "main_grad", "fused") for label in ("fc1", "fc2")},
+    base=BASES,
+)
+def test_grouped_parameters_equal_discrete_ones(row: dict[str, Any]) -> None:
     """One parameter for all experts is another way to store the same numbers, `.grad` included."""
-    case = base.but(bias=True, grad=grad)
-    expected = step.run_step(case)
-    for weight, bias in itertools.product(("discrete", "grouped"), repeat=2):
-        found = step.run_step(case.but(weight=weight, bias_weight=bias))
-        for name in ("dW1", "dW2"):
-            found[name] = found[name].view(expected[name].shape)
-        step.assert_same(found, expected)
+    fixtures.assert_emulated(case_of(row).but(bias=True), step.run_step(case_of(row, bias=True)))
 
 
-@pytest.mark.parametrize("weight", ["discrete", "grouped"])
-@pytest.mark.parametrize("bias", ["discrete", "grouped"])
+@rows(**{f"{op} {name}": STORED for op in ("fc1", "fc2") for name in ("weight", "bias_weight")})
 def test_gradients_leave_in_registration_order(
-    weight: str, bias: str, monkeypatch: pytest.MonkeyPatch
+    row: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The op returns one gradient per parameter, in the order of `named_parameters`."""
-    case = SMALL.but(bias=True, weight=weight, bias_weight=bias)
+    case = case_of(row, bias=True)
     model, inputs = step.make_model(case), step.make_inputs(case)
     step.forward(model, case, inputs)
     fused, returned = step.fused_op(model), []
@@ -104,7 +141,7 @@ PARAMETERS = {
 def test_parameters_of_activations(activation: str, params: dict[str, float]) -> None:
     case = SINGLE.but(activation=activation, params=tuple(params.items()))
     found = step.run_step(case)
-    step.assert_close(case, found, fixtures.quantized_reference(case), fixtures.ROUNDING)
+    fixtures.assert_emulated(case, found)
     other = step.run_step(case.but(params=()))
     assert not step.same_bits(found["y"], other["y"]), "the parameter changes nothing"
 
@@ -121,7 +158,10 @@ FROZEN = [
 @pytest.mark.parametrize("frozen", FROZEN, ids=lambda names: "+".join(sorted(names)))
 @pytest.mark.parametrize(
     "base",
-    [SMALL.but(bias=True, scale_bias=True), SINGLE.but(bias=True, activation="srelu")],
+    [
+        SMALL.but(bias=True, scale_bias=True, grad=("main_grad", "grad")),
+        SINGLE.but(bias=(True, False), activation="srelu", grad=("grad", "fused")),
+    ],
     ids=["3g-scaledbias", "1g-bias"],
 )
 def test_frozen_parts_get_nothing_and_change_nothing(
@@ -176,7 +216,7 @@ def main_grads(model: Any) -> dict[str, torch.Tensor]:
     return {
         name: parameter.main_grad
         for name, parameter in model.named_parameters()
-        if "weight" in name
+        if hasattr(parameter, "main_grad")
     }
 
 
@@ -184,51 +224,60 @@ def of_each_batch(case: StepCase) -> list[dict[str, torch.Tensor]]:
     """Return the fp32 weight gradients of each micro-batch by itself."""
     found = []
     for seed in BATCHES:
-        alone = case.but(grad="main_grad")
+        alone = case.but(grad="overwrite")
         model = step.make_model(alone)
         step.run_model(model, alone, step.make_inputs(alone.but(seed=seed)))
         found.append(main_grads(model))
     return found
 
 
-@pytest.mark.parametrize("delay", [False, True], ids=["immediate", "delayed"])
-@pytest.mark.parametrize("weight", ["discrete", "grouped"])
-@pytest.mark.parametrize("base", [SINGLE, SMALL], ids=["1g", "3g-pad"])
-def test_main_grad_accumulates(base: StepCase, weight: str, delay: bool) -> None:
-    case = base.but(grad="main_grad", weight=weight, delay=delay)
+@rows(
+    base=BASES,
+    **{f"{label} weight": STORED for label in ("fc1", "fc2")},
+    **{f"{label} delay": (False, True) for label in ("fc1", "fc2")},
+)
+def test_main_grad_accumulates(row: dict[str, Any]) -> None:
+    case = case_of(row, grad="main_grad")
     model = step.make_model(case)
     buffers = main_grads(model)
+    start = {name: buffer.clone() for name, buffer in buffers.items()}
     two_batches(case, model)
     first, second = of_each_batch(case)
     for name, buffer in main_grads(model).items():
         assert buffer is buffers[name], "another buffer object"
-        assert torch.equal(buffer, first[name] + second[name]), name
+        assert torch.equal(buffer, start[name] + first[name] + second[name]), name
     for parameter in model.parameters():
         assert parameter.grad is None
 
 
-@pytest.mark.parametrize("weight", ["discrete", "grouped"])
-@pytest.mark.parametrize("base", [SINGLE, SMALL], ids=["1g", "3g-pad"])
-def test_main_grad_is_overwritten_when_asked(base: StepCase, weight: str) -> None:
-    """The buffer starts as 7: neither that nor the first micro-batch stays."""
-    case = base.but(grad="overwrite", weight=weight)
+@rows(base=BASES, weight=STORED, overwrites=("fc1", "fc2", "both"))
+def test_main_grad_is_overwritten_when_asked(row: dict[str, Any]) -> None:
+    """Neither what the buffer held nor the first micro-batch stays, of the linear that asked."""
+    overwrites = row.pop("overwrites")
+    case = case_of(row, grad=tuple(
+        "overwrite" if overwrites in (label, "both") else "fused" for label in ("fc1", "fc2")
+    ))  # fmt: skip
     model = step.make_model(case)
     buffers = main_grads(model)
+    start = {name: buffer.clone() for name, buffer in buffers.items()}
     two_batches(case, model)
-    _, second = of_each_batch(case)
+    first, second = of_each_batch(case)
     for name, buffer in main_grads(model).items():
+        linear = case.linears[0 if name.startswith("0.") else 1]
+        kept = start[name] + first[name] if linear.accumulates else 0
         assert buffer is buffers[name]
-        assert torch.equal(buffer, second[name]), name
+        assert torch.equal(buffer, kept + second[name]), name
 
 
 def test_bf16_main_grad_is_added_to_after_rounding_once() -> None:
     case = SMALL.but(grad="main_grad")
     model, exact = step.make_model(case), of_each_batch(case)[0]
-    for name, parameter in model.named_parameters():
-        parameter.main_grad = torch.full_like(exact[name], 2.0, dtype=torch.bfloat16)
+    for parameter in model.parameters():
+        parameter.main_grad = parameter.main_grad.bfloat16()
+    start = {name: buffer.float() for name, buffer in main_grads(model).items()}
     step.run_model(model, case, step.make_inputs(case.but(seed=BATCHES[0])))
     for name, buffer in main_grads(model).items():
-        expected = (exact[name].bfloat16().float() + 2.0).bfloat16()
+        expected = (exact[name].bfloat16().float() + start[name]).bfloat16()
         assert torch.equal(buffer, expected), name
 
 
@@ -240,18 +289,21 @@ def test_placeholders_where_main_grad_holds_the_gradient(weight: str, zero: bool
     model = step.make_model(case)
     for parameter in model.parameters():
         parameter.zero_out_wgrad = zero
-    step.run_model(model, case, step.make_inputs(case))
+    inputs = step.make_inputs(case)
+    y = step.run_model(model, case, inputs)
+    fixtures.assert_emulated(case, step.collect(case, model, inputs, y))
     for name, parameter in model.named_parameters():
         assert parameter.grad_added_to_main_grad, name
         assert parameter.grad.shape == parameter.shape, name
         if zero:
             assert not parameter.grad.any(), name
-        assert parameter.main_grad.any() or "weight1" in name, name
 
 
+@pytest.mark.parametrize("stale", [False, True], ids=["none before", "stale before"])
 @pytest.mark.parametrize("weight", ["discrete", "grouped"])
-def test_fsdp_provides_main_grad_in_the_backward(weight: str) -> None:
-    """With `__fsdp_param__` the buffer is fetched by the backward; the forward asks for none."""
+def test_fsdp_provides_main_grad_in_the_backward(weight: str, stale: bool) -> None:
+    """With `__fsdp_param__` the buffer is fetched by the backward, also where one of an earlier
+    step is still there; the forward asks for none."""
     case = SMALL.but(grad="main_grad", weight=weight)
     model, inputs = step.make_model(case), step.make_inputs(case)
     buffers = main_grads(model)
@@ -266,6 +318,8 @@ def test_fsdp_provides_main_grad_in_the_backward(weight: str) -> None:
 
     for name, parameter in model.named_parameters():
         del parameter.main_grad
+        if stale:
+            parameter.main_grad = torch.full_like(buffers[name], float("nan"))
         parameter.__fsdp_param__ = True
         parameter.get_main_grad = provider(name)
     y = step.forward(model, case, inputs)
@@ -277,39 +331,46 @@ def test_fsdp_provides_main_grad_in_the_backward(weight: str) -> None:
     step.assert_same(found, expected)
 
 
-@pytest.mark.parametrize("grad", ["grad", "main_grad", "fused"])
-@pytest.mark.parametrize("weight", ["discrete", "grouped"])
-@pytest.mark.parametrize(
-    ("bias", "frozen"),
-    [("nobias", ()), ("bias", ()), ("scaledbias", ()), ("bias", ("fc1",)), ("bias", ("fc2",))],
-    ids=["nobias", "bias", "scaledbias", "fc1 frozen", "fc2 frozen"],
+@rows(
+    delay=((True, True), (True, False), (False, True)),
+    **{f"{label} grad": ("grad", "main_grad", "fused") for label in ("fc1", "fc2")},
+    **{f"{label} weight": STORED for label in ("fc1", "fc2")},
+    bias=BIASES,
+    frozen=("", "fc1", "fc2"),
 )
-def test_delayed_weight_gradients_equal_immediate_ones(
-    bias: str, frozen: tuple[str, ...], weight: str, grad: str
-) -> None:
-    case = SMALL.but(grad=grad, weight=weight, frozen=frozenset(frozen), **BIASES[bias])
-    step.assert_same(step.run_step(case.but(delay=True)), step.run_step(case))
+def test_delayed_weight_gradients_equal_immediate_ones(row: dict[str, Any]) -> None:
+    case = case_of({**row, "frozen": frozenset({row["frozen"]} - {""})})
+    step.assert_same(step.run_step(case), step.run_step(case.but(delay=False)))
 
 
 @pytest.mark.parametrize("grad", ["grad", "main_grad"])
-def test_delayed_weight_gradients_wait_and_then_call_the_hooks(grad: str) -> None:
-    case = SMALL.but(grad=grad, delay=True, bias=True)
+@pytest.mark.parametrize(
+    "delay", [(True, True), (True, False), (False, True)], ids=["both", "fc1", "fc2"]
+)
+def test_delayed_weight_gradients_wait_and_then_call_the_hooks(
+    delay: tuple[bool, bool], grad: str
+) -> None:
+    case = SMALL.but(grad=grad, delay=delay, bias=True)
     model, inputs = step.make_model(case), step.make_inputs(case)
     called: list[str] = []
     for label, op in (("fc1", model[0]), ("fc2", model[2])):
         op.register_wgrad_accumulation_and_reduce_hooks(lambda label=label: called.append(label))
     y = step.forward(model, case, inputs)
+    start = {name: buffer.clone() for name, buffer in main_grads(model).items() if grad != "grad"}
     y.backward(inputs.dy)
     assert inputs.x.grad.any()
-    for op in model[0], model[2]:
+    for index, waits in ((0, delay[0]), (2, delay[1])):
+        op = model[index]
         assert op.bias0.grad.any(), "bias gradients are not delayed"
-        assert op.weight0.grad is None
-        if grad == "main_grad":
-            assert not op.weight0.main_grad.any()
+        if grad == "grad":
+            assert (op.weight0.grad is None) is waits
+        else:
+            assert torch.equal(op.weight0.main_grad, start[f"{index}.weight0"]) is waits
     assert not called
-    model[2].backward_dw()
-    model[0].backward_dw()
-    assert called == ["fc2", "fc1"]
+    for op, waits in ((model[2], delay[1]), (model[0], delay[0])):
+        if waits:
+            op.backward_dw()
+    assert called == ["fc2"] * delay[1] + ["fc1"] * delay[0]
     step.assert_same(step.collect(case, model, inputs, y), step.run_step(case.but(delay=False)))
 
 
@@ -457,12 +518,10 @@ def saved_bytes() -> Any:
     return count
 
 
-@pytest.mark.parametrize("weight", WEIGHTS)
-@pytest.mark.parametrize("bias", BIASES)
-@pytest.mark.parametrize("base", [SINGLE, SMALL], ids=["1g", "3g-pad"])
-def test_activation_recompute(base: StepCase, bias: str, weight: str) -> None:
+@rows(base=BASES, bias=BIASES, **{f"{label} weight": WEIGHTS for label in ("fc1", "fc2")})
+def test_activation_recompute(row: dict[str, Any]) -> None:
     """FC2's input is made anew from the stored pre-activation, whose rounding it then has."""
-    case = base.but(activation="srelu", weight=weight, **BIASES[bias])
+    case = case_of(row, activation="srelu")
     kept, recomputed = step.run_step(case), step.run_step(case.but(recompute=True))
     for name in kept.keys() - {"dW2"}:
         assert step.same_bits(kept[name], recomputed[name]), name
@@ -512,7 +571,7 @@ def test_autocast_decides_the_compute_dtype(x_dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("activation", ["swiglu", "srelu"])
-@pytest.mark.parametrize("bias", ["nobias", "bias"])
+@pytest.mark.parametrize("bias", ["nobias", "fc1", "fc2", "bias"])
 def test_unit_activation_scale(activation: str, bias: str) -> None:
     """A shared expert: the probabilities are one, are not read, and get no gradient."""
     case = SINGLE.but(activation=activation, unit_scale=True, **BIASES[bias])
@@ -522,6 +581,19 @@ def test_unit_activation_scale(activation: str, bias: str) -> None:
     with torch.no_grad():
         inputs.prob.fill_(float("nan"))
     step.assert_same(step.collect(case, model, inputs, step.run_model(model, case, inputs)), found)
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "srelu"])
+def test_an_attribute_may_be_that_of_a_subclass(activation: str) -> None:
+    """A user's activation that says for all its objects that its scale is one."""
+    case = SINGLE.but(activation=activation, unit_scale=True)
+    expected, plain = step.run_step(case), case.but(unit_scale=False)
+    model, inputs = step.make_model(plain), step.make_inputs(plain)
+    own = type(model[1])
+    model[1].__class__ = type("Own", (own,), {"_grouped_mlp_unit_activation_scale": True})
+    y = step.run_model(model, case, inputs)
+    assert type(step.fused_op(model)).__name__.startswith("GroupedMLP_CuTeGEMM")
+    step.assert_same(step.collect(case, model, inputs, y), expected)
 
 
 def test_unit_activation_scale_of_several_experts_is_not_one() -> None:

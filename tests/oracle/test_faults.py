@@ -117,7 +117,7 @@ def test_the_old_decision_alone_reproduces_2_19() -> None:
         cases.job(activation=activation, layout="dense", memory=memory, fill=fill, **rows, **more)
         for activation in ("srelu", "swiglu", "qgeglu")
         for memory, fill in ((0, 0.0), (0x38, 3.0))
-        for more in ({}, {"grad": "main_grad"}, {"weight": "grouped"})
+        for more in ({}, {"grad": "overwrite"}, {"weight": "grouped"})
     ]
     # A recompute has one more packed writer.
     jobs.append(jobs[0].but(recompute=True))

@@ -25,7 +25,7 @@ CHOICES = {
     "fused_grad": {"grad": "fused"},
     "overwrite": {"grad": "overwrite"},
     "delayed": {"grad": "main_grad", "delay": True},
-    "fp32_prob": {"prob_dtype": torch.float32},
+    "fp32_prob": {"prob_dtype": torch.float32, "round_prob": True},
     "mxfp8_x": {"prequantized": "x", "frozen": frozenset({"x"})},
     "mxfp8_dy": {"prequantized": "dy"},
     "unit_scale": {"unit_scale": True},

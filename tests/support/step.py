@@ -34,16 +34,41 @@ SUM_FACTOR = 2.0
 
 
 @dataclass(frozen=True)
+class Linear:
+    """The choices that both linears have, for one of them; `StepCase` says what they mean."""
+
+    bias: bool
+    weight: str
+    bias_weight: str
+    grad: str
+    delay: bool
+    frozen: bool
+
+    @property
+    def has_main_grad(self) -> bool:
+        return self.grad != "grad"
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether a weight gradient is added to what `main_grad` holds."""
+        return self.grad in ("main_grad", "fused")
+
+
+@dataclass(frozen=True)
 class StepCase:
     """A step; every field is a choice that a user of the op has.
+
+    `bias`, `weight`, `bias_weight`, `grad` and `delay` are one choice for both linears, or a pair:
+    FC1's and FC2's. `linears` has them one by one.
 
     Attributes:
         params: Changes to the activation's `DEFAULTS`, as (name, value) pairs.
         weight: "discrete", "grouped" (one parameter) or "quantized" (MXFP8 parameters).
         bias_weight: "discrete" or "grouped" biases; None to follow `weight`.
-        fine_prob: Use probabilities that bf16 cannot hold.
+        round_prob: Use probabilities that bf16 holds, for an implementation that rounds them.
         device: Where the parameters are made; None for TE's choice.
-        grad: "grad", "main_grad", "fused" (main_grad with Megatron's flags) or "overwrite".
+        grad: "grad", "main_grad", "fused" (main_grad with Megatron's flags) or "overwrite". A
+            main_grad starts at `main_grad_start`.
         frozen: Of "fc1", "fc2", "prob", "x": what needs no gradient.
         fill: What the rows past the live ones of x, dy and the probabilities hold.
     """
@@ -54,18 +79,18 @@ class StepCase:
     hidden: int = 256
     ffn: int = 128
     fill: float = 0.0
-    bias: bool = False
+    bias: bool | tuple[bool, bool] = False
     scale_bias: bool = False
     params: tuple[tuple[str, float], ...] = ()
-    weight: str = "discrete"
-    bias_weight: str | None = None
-    grad: str = "grad"
+    weight: str | tuple[str, str] = "discrete"
+    bias_weight: str | tuple[str | None, str | None] | None = None
+    grad: str | tuple[str, str] = "grad"
     frozen: frozenset[str] = frozenset()
     dtype: torch.dtype = torch.bfloat16
     prob_dtype: torch.dtype = torch.float32
-    fine_prob: bool = False
+    round_prob: bool = False
     split_dtype: torch.dtype = torch.int64
-    delay: bool = False
+    delay: bool | tuple[bool, bool] = False
     recompute: bool = False
     unit_scale: bool = False
     interleave: int | None = 32
@@ -86,9 +111,39 @@ class StepCase:
         return self.activation in GATED
 
     @property
+    def wide(self) -> int:
+        """Output features of FC1."""
+        return self.ffn * (2 if self.gated else 1)
+
+    @property
     def parameters(self) -> dict[str, float]:
         """The activation's parameters by TE's names."""
         return {**DEFAULTS[self.activation], **dict(self.params)}
+
+    @property
+    def linears(self) -> tuple[Linear, Linear]:
+        """The choices of FC1 and of FC2."""
+        first, second = (self._linear(index) for index in (0, 1))
+        return first, second
+
+    def _linear(self, index: int) -> Linear:
+        def own(choice: Any) -> Any:
+            return choice[index] if isinstance(choice, tuple) else choice
+
+        bias, weight = own(self.bias), own(self.weight)
+        return Linear(
+            bias=bias,
+            weight=weight,
+            bias_weight=own(self.bias_weight) or weight,
+            grad=own(self.grad),
+            delay=own(self.delay),
+            frozen=("fc1", "fc2")[index] in self.frozen,
+        )
+
+    @property
+    def scales_bias(self) -> bool:
+        """Whether there is an FC2 bias that the probabilities scale."""
+        return self.linears[1].bias and self.scale_bias
 
     def but(self, **changes: Any) -> StepCase:
         return dataclasses.replace(self, **changes)
@@ -117,9 +172,8 @@ def make_inputs(case: StepCase) -> Inputs:
     x = rows(case.hidden, case.dtype)
     dy = rows(case.hidden, case.dtype)
     prob = torch.full((case.rows,), case.fill)
-    # Values that bf16 holds exactly, so that implementations that round them agree.
     drawn = torch.rand(case.live, generator=generator) + 0.25
-    prob[: case.live] = drawn if case.fine_prob else drawn.bfloat16().float()
+    prob[: case.live] = drawn.bfloat16().float() if case.round_prob else drawn
     if case.unit_scale:
         prob[: case.live] = 1.0
     if case.device not in (None, "meta"):
@@ -151,37 +205,41 @@ def make_model(case: StepCase) -> Any:
 
     torch.manual_seed(case.seed)
     groups = len(case.splits)
-    common = {
-        "bias": case.bias,
-        "dtype": case.dtype,
-        "device": case.device,
-        "accumulate_into_main_grad": case.grad != "grad",
-        "single_grouped_weight": case.weight == "grouped",
-        "single_grouped_bias": (case.bias_weight or case.weight) == "grouped" and case.bias,
-        "delay_wgrad_compute": case.delay,
-    }
-    wide = case.ffn * (2 if case.gated else 1)
-    quantized = case.weight == "quantized"
-    with (
-        warnings.catch_warnings(),
-        te.quantized_model_init(enabled=quantized, recipe=MXFP8BlockScaling()),
-    ):
-        # TE says at each construction that grouped parameters are experimental.
-        warnings.filterwarnings("ignore", "GroupedLinear is using single_grouped", UserWarning)
-        fc1 = te.ops.GroupedLinear(groups, case.hidden, wide, **common)
-        fc2 = te.ops.GroupedLinear(
-            groups, case.ffn, case.hidden, scale_bias=case.scale_bias, **common
-        )
+
+    def make(linear: Linear, *shape: int, **more: Any) -> Any:
+        quantized = linear.weight == "quantized"
+        with (
+            warnings.catch_warnings(),
+            te.quantized_model_init(enabled=quantized, recipe=MXFP8BlockScaling()),
+        ):
+            # TE says at each construction that grouped parameters are experimental.
+            warnings.filterwarnings("ignore", "GroupedLinear is using single_grouped", UserWarning)
+            return te.ops.GroupedLinear(
+                groups,
+                *shape,
+                bias=linear.bias,
+                dtype=case.dtype,
+                device=case.device,
+                accumulate_into_main_grad=linear.has_main_grad,
+                single_grouped_weight=linear.weight == "grouped",
+                single_grouped_bias=linear.bias_weight == "grouped" and linear.bias,
+                delay_wgrad_compute=linear.delay,
+                **more,
+            )
+
+    first, second = case.linears
+    fc1 = make(first, case.hidden, case.wide)
+    fc2 = make(second, case.ffn, case.hidden, scale_bias=case.scale_bias)
     activation = make_activation(case)
     if case.unit_scale:
         activation._grouped_mlp_unit_activation_scale = True
-    for op, label in ((fc1, "fc1"), (fc2, "fc2")):
+    for index, (op, linear) in enumerate(((fc1, first), (fc2, second))):
         if case.device != "meta":
             _initialise(op, case)
-        for name, parameter in op.named_parameters():
-            parameter.requires_grad_(label not in case.frozen)
-            if case.grad != "grad" and name.startswith("weight"):
-                _attach_main_grad(parameter, case)
+        for parameter in op.parameters():
+            parameter.requires_grad_(not linear.frozen)
+        if linear.has_main_grad:
+            _attach_main_grads(op, linear, main_grad_start(case, index).to(case.device))
     return te.ops.Sequential(fc1, activation, fc2)
 
 
@@ -206,15 +264,23 @@ def _initialise(op: Any, case: StepCase) -> None:
                 getattr(op, f"bias{index}").copy_(bias[index])
 
 
-def _attach_main_grad(parameter: torch.Tensor, case: StepCase) -> None:
-    start = 7.0 if case.grad == "overwrite" else 0.0
-    parameter.main_grad = torch.full(
-        tuple(parameter.shape), start, dtype=torch.float32, device=case.device
-    )
-    if case.grad in ("fused", "overwrite"):
-        parameter.grad_added_to_main_grad = False
-    if case.grad == "overwrite":
-        parameter.overwrite_main_grad = True
+def main_grad_start(case: StepCase, index: int) -> torch.Tensor:
+    """Return what the main_grads of a linear hold before the first step: fp32 (G, out, in), of
+    values that bf16 holds. Nowhere zero everywhere, so that to add is not to overwrite."""
+    shape = (case.wide, case.hidden) if index == 0 else (case.hidden, case.ffn)
+    generator = torch.Generator().manual_seed(case.seed + 1000 + index)
+    return torch.randint(-128, 129, (len(case.splits), *shape), generator=generator) / 64
+
+
+def _attach_main_grads(op: Any, linear: Linear, start: torch.Tensor) -> None:
+    weights = [value for name, value in op.named_parameters() if name.startswith("weight")]
+    parts = [start] if linear.weight == "grouped" else start.unbind(0)
+    for parameter, content in zip(weights, parts, strict=True):
+        parameter.main_grad = content.reshape(parameter.shape).clone()
+        if linear.grad in ("fused", "overwrite"):
+            parameter.grad_added_to_main_grad = False
+        if linear.grad == "overwrite":
+            parameter.overwrite_main_grad = True
 
 
 def fused_op(model: Any) -> Any:
@@ -228,7 +294,7 @@ def forward(model: Any, case: StepCase, inputs: Inputs, op_kwargs: Any = None) -
     from transformer_engine.common.recipe import MXFP8BlockScaling
 
     extra = [inputs.split_sizes, inputs.prob, inputs.split_sizes]
-    if case.bias and case.scale_bias:
+    if case.scales_bias:
         extra.append(inputs.prob)
     with (
         warnings.catch_warnings(),
@@ -252,10 +318,15 @@ def run_model(
     y = forward(model, case, inputs, op_kwargs)
     if backward and y.requires_grad:
         y.backward(inputs.dy if dy is None else dy)
-        if case.delay:
-            for op in model[0], model[2]:
-                op.backward_dw()
+        run_delayed(model, case)
     return y
+
+
+def run_delayed(model: Any, case: StepCase) -> None:
+    """Compute the weight gradients that were put off."""
+    for linear, op in zip(case.linears, (model[0], model[2]), strict=True):
+        if linear.delay:
+            op.backward_dw()
 
 
 def run_step(case: StepCase, *, fused: str | None = "GroupedMLP_CuTeGEMM") -> dict[str, Any]:
@@ -273,16 +344,24 @@ def run_step(case: StepCase, *, fused: str | None = "GroupedMLP_CuTeGEMM") -> di
 
 
 def collect(case: StepCase, model: Any, inputs: Inputs, y: torch.Tensor) -> dict[str, Any]:
-    """Return outputs and gradients by name; gradients that do not exist are None."""
+    """Return outputs and gradients by name; gradients that do not exist are None.
+
+    A main_grad stands for the weight gradient that was put there; that of a frozen linear must hold
+    what it started with.
+    """
     found = {"y": y.detach(), "dx": inputs.x.grad, "dprob": inputs.prob.grad}
-    for index, op in enumerate((model[0], model[2]), start=1):
-        found[f"dW{index}"] = _weight_gradient(op, case)
-        found[f"db{index}"] = _bias_gradient(op)
+    for index, op in enumerate((model[0], model[2])):
+        grad = _weight_gradient(op, case.linears[index])
+        if case.linears[index].frozen and grad is not None:
+            assert torch.equal(grad.cpu().flatten(), main_grad_start(case, index).flatten())
+            grad = None
+        found[f"dW{index + 1}"] = grad
+        found[f"db{index + 1}"] = _bias_gradient(op)
     return found
 
 
-def _weight_gradient(op: Any, case: StepCase) -> torch.Tensor | None:
-    attribute = "grad" if case.grad == "grad" else "main_grad"
+def _weight_gradient(op: Any, linear: Linear) -> torch.Tensor | None:
+    attribute = "main_grad" if linear.has_main_grad else "grad"
     if op.single_grouped_weight:
         return getattr(op.weight, attribute)
     grads = [getattr(getattr(op, f"weight{i}"), attribute) for i in range(op.num_groups)]
@@ -309,17 +388,12 @@ def live(case: StepCase, found: dict[str, Any]) -> dict[str, Any]:
 
 def absent(case: StepCase) -> frozenset[str]:
     """Return the names of the results that a step must not have."""
-    names = set()
-    for label, gone in (
-        ("fc1", ("dW1", "db1")),
-        ("fc2", ("dW2", "db2")),
-        ("x", ("dx",)),
-        ("prob", ("dprob",)),
-    ):
-        if label in case.frozen:
-            names.update(gone)
-    if not case.bias:
-        names.update(("db1", "db2"))
+    names = {name for name, label in (("dx", "x"), ("dprob", "prob")) if label in case.frozen}
+    for index, linear in enumerate(case.linears, start=1):
+        if linear.frozen:
+            names.add(f"dW{index}")
+        if linear.frozen or not linear.bias:
+            names.add(f"db{index}")
     if case.unit_scale:
         names.add("dprob")
     return frozenset(names)
@@ -348,47 +422,47 @@ def same_bits(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
     )
 
 
+def plain(case: StepCase) -> StepCase:
+    """Return the case with parameters as PyTorch has them, and gradients in `.grad` at once."""
+    return case.but(weight="discrete", bias_weight=None, grad="grad", delay=False)
+
+
 def reference(case: StepCase) -> dict[str, Any]:
     """Compute the step in float64 on the unquantized values, one expert after another."""
-    plain = case.but(weight="discrete", bias_weight=None, grad="grad", delay=False)
-    model = make_model(plain)
-    inputs = make_inputs(case.but(buffer_rows=None))
-    fc1, fc2 = model[0], model[2]
+    model, inputs = make_model(plain(case)), make_inputs(case.but(buffer_rows=None))
     x = inputs.x.detach().double().requires_grad_()
     prob = inputs.prob.detach().double().requires_grad_()
-    weights = [
-        [_leaf(getattr(op, f"weight{i}")) for i in range(op.num_groups)] for op in (fc1, fc2)
-    ]
-    biases: list[list[torch.Tensor]] = [[], []]
-    if case.bias:
-        biases = [
-            [_leaf(getattr(op, f"bias{i}")) for i in range(op.num_groups)] for op in (fc1, fc2)
-        ]
+    ops = (model[0], model[2])
+    weights = [_leaves(op, "weight") for op in ops]
+    biases = [_leaves(op, "bias") if op.has_bias else [] for op in ops]
     parts, start = [], 0
     for group, size in enumerate(case.splits):
         rows = slice(start, start + size)
         start += size
         h = x[rows] @ weights[0][group].T
-        if case.bias:
+        if biases[0]:
             h = h + biases[0][group]
         scale = 1.0 if case.unit_scale else prob[rows, None]
         out = (activate(case, h) * scale) @ weights[1][group].T
-        if case.bias:
+        if biases[1]:
             out = out + biases[1][group] * (prob[rows, None] if case.scale_bias else 1.0)
         parts.append(out)
     y = torch.cat(parts)
     y.backward(inputs.dy.double())
     found = {"y": y.detach(), "dx": x.grad, "dprob": prob.grad}
-    for index in (0, 1):
-        found[f"dW{index + 1}"] = torch.stack([_grad(w) for w in weights[index]])
+    for index, linear in enumerate(case.linears):
+        grad = torch.stack([_grad(w) for w in weights[index]])
+        start_at = main_grad_start(case, index) if linear.accumulates else 0
+        found[f"dW{index + 1}"] = grad + start_at
         found[f"db{index + 1}"] = (
-            torch.stack([_grad(b) for b in biases[index]]) if case.bias else None
+            torch.stack([_grad(b) for b in biases[index]]) if biases[index] else None
         )
     return found
 
 
-def _leaf(parameter: torch.Tensor) -> torch.Tensor:
-    return parameter.detach().double().requires_grad_()
+def _leaves(op: Any, kind: str) -> list[torch.Tensor]:
+    found = [getattr(op, f"{kind}{index}") for index in range(op.num_groups)]
+    return [each.detach().double().requires_grad_() for each in found]
 
 
 def _grad(tensor: torch.Tensor) -> torch.Tensor:
@@ -429,7 +503,7 @@ def assert_close(
         if actual is None or expected is None:
             continue
         assert actual.isfinite().all(), name
-        for label, a, e in _stripes(case, name, actual.double(), expected):
+        for label, a, e in _stripes(case, name, actual.double(), expected.double()):
             error = (a - e).norm() / e.norm().clamp_min(1e-30)
             assert error <= limit, f"{name} {label}: relative error {error:.3f}"
 
@@ -445,9 +519,12 @@ def _format_bound(case: StepCase, name: str) -> float:
 
 def _stripes(case: StepCase, name: str, actual: torch.Tensor, expected: torch.Tensor) -> Any:
     if name.startswith("d") and name[1] in "Wb":
+        actual = actual.view(expected.shape)
         for group, size in enumerate(case.splits):
             if size == 0:
-                assert not actual[group].any(), f"{name} of empty expert {group}"
+                assert torch.equal(actual[group], expected[group]), (
+                    f"{name} of empty expert {group}"
+                )
                 continue
             for start in range(0, actual.shape[-1], 16):
                 cut = (group, ..., slice(start, start + 16))

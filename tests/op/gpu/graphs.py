@@ -65,10 +65,8 @@ class Layers:
         for model in self.models:
             y = step.forward(model, case, dataclasses.replace(inputs, x=y))
         y.backward(inputs.dy)
-        if case.delay:
-            for model in self.models:
-                for op in (model[0], model[2]):
-                    op.backward_dw()
+        for model in self.models:
+            step.run_delayed(model, case)
         found: Found = {}
         for index, model in enumerate(self.models):
             for name, value in step.collect(case, model, inputs, y).items():

@@ -250,7 +250,8 @@ def reference(case: StepCase, runner: Runner = plain_step) -> Recorded:
     Parameters that are quantized for each pass have the bytes of quantized parameters, which
     Transformer Engine cannot place on the CPU of a machine with a GPU.
     """
-    weight = "discrete" if case.weight == "quantized" else case.weight
+    weights = (linear.weight for linear in case.linears)
+    weight = tuple("discrete" if kind == "quantized" else kind for kind in weights)
     return _reference(case.but(device="cpu", weight=weight), runner)
 
 

@@ -32,9 +32,7 @@ pytestmark = [
 ]
 
 GPU = [pytest.mark.gpu, pytest.mark.sm90]
-BASE = StepCase(
-    splits=(128, 0, 256), buffer_rows=640, hidden=256, ffn=192, fill=math.nan, fine_prob=True
-)
+BASE = StepCase(splits=(128, 0, 256), buffer_rows=640, hidden=256, ffn=192, fill=math.nan)
 SCALED = {"bias": True, "scale_bias": True}
 BF16 = BASE.but(mxfp8=False)
 CASES: dict[str, StepCase] = {

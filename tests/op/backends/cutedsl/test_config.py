@@ -111,6 +111,25 @@ def test_parameters_that_a_kind_does_not_use_make_no_second_kernel():
     assert keys.of_problem(used, 9) != keys.of_problem(problem_of(ACTIVATIONS["situ"]), 9)
 
 
+USED = {
+    Activation.CLAMPED_QGEGLU: ("limit", "alpha", "linear_offset"),
+    Activation.SITU_GLU: ("beta1", "beta2"),
+    Activation.TANH_SRELU: ("clamp_scale",),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, names in USED.items() for name in names]
+)
+def test_each_parameter_that_a_kind_uses_makes_another_kernel(kind, name):
+    """Its value is a constant of the code."""
+    spec = ActivationSpec(kind, 32 if kind.is_gated else None)
+    changed = dataclasses.replace(spec, **{name: 0.625})
+    one, other = (keys.of_problem(problem_of(each), 9) for each in (spec, changed))
+    differ = [key.op for key, twin in zip(one, other, strict=True) if key != twin]
+    assert differ == [Op.FC1_ACT, Op.DACT_DGRAD]
+
+
 def test_plain_products_behind_gated_activations_share_their_kernels():
     swiglu = keys.of_problem(problem_of(ACTIVATIONS["swiglu"]), 9)
     situ = keys.of_problem(problem_of(ACTIVATIONS["situ"]), 9)

@@ -32,7 +32,6 @@ pytestmark = [
 
 # Three products in a row with bf16 between them; a clamp's derivative jumps with the last bit.
 BOUND, CLAMPED_BOUND = 0.03, 0.12
-START = 3.0
 ODD = StepCase(
     splits=(0, 129, 1, 300, 0, 127, 32),
     buffer_rows=640,
@@ -40,26 +39,15 @@ ODD = StepCase(
     ffn=192,
     fill=float("nan"),
     grad="fused",
-    fine_prob=True,
     mxfp8=False,
     device="cuda",
 )
 BIASES = {"nobias": {}, "bias": {"bias": True}, "scaled": {"bias": True, "scale_bias": True}}
 
 
-def model_of(case):
-    """The case's model; main_grads lie on the GPU and start at START."""
-    model = step.make_model(case)
-    for parameter in model.parameters():
-        if getattr(parameter, "main_grad", None) is not None:
-            shape = tuple(parameter.shape)
-            parameter.main_grad = torch.full(shape, START, dtype=torch.float32, device="cuda")
-    return model
-
-
 def run(case, model=None, inputs=None):
     """Run one step in our fused op over the native backend; results by name."""
-    model = model_of(case) if model is None else model
+    model = step.make_model(case) if model is None else model
     inputs = step.make_inputs(case) if inputs is None else inputs
     y = step.run_model(model, case, inputs)
     assert type(step.fused_op(model)).__name__.startswith("GroupedMLP_CuTeGEMM")
@@ -67,13 +55,9 @@ def run(case, model=None, inputs=None):
     return step.collect(case, model, inputs, y)
 
 
-def compared(case, found):
-    """Results on the CPU, without what the main_grads held before."""
-    moved = {name: None if value is None else value.cpu() for name, value in found.items()}
-    if case.grad != "grad":
-        for name in ("dW1", "dW2"):
-            moved[name] = moved[name].view(len(case.splits), *moved[name].shape[-2:]) - START
-    return moved
+def on_host(found):
+    """Results on the CPU."""
+    return {name: None if value is None else value.cpu() for name, value in found.items()}
 
 
 @pytest.mark.parametrize("bias", BIASES)
@@ -87,7 +71,7 @@ def test_a_step_against_float64(activation, bias):
     if activation == "qgeglu":
         # Jumps add up over the rows while the sum cancels: nothing useful can be said of db1.
         wanted["db1"], bound = None, CLAMPED_BOUND
-    step.assert_close(case, compared(case, found), wanted, bound)
+    step.assert_close(case, on_host(found), wanted, bound)
 
 
 @pytest.mark.parametrize("weight", ["discrete", "grouped"])
@@ -96,7 +80,7 @@ def test_a_step_against_float64(activation, bias):
 def test_parameters_as_users_have_them(weight, grad, interleave):
     case = ODD.but(weight=weight, bias_weight="discrete", grad=grad, interleave=interleave)
     wanted = step.reference(case.but(device="cpu"))
-    found = compared(case, run(case))
+    found = on_host(run(case))
     step.assert_close(case, found, wanted, BOUND)
 
 
@@ -110,12 +94,12 @@ def in_one_buffer(model, *, weights, grads):
         found = [value for name, value in op.named_parameters() if name.startswith("weight")]
         order = {True: slice(None, None, -1), False: slice(None)}
         places = torch.empty(len(found), *found[0].shape, dtype=found[0].dtype, device="cuda")
-        held = torch.full(places.shape, START, dtype=torch.float32, device="cuda")
+        held = torch.empty(places.shape, dtype=torch.float32, device="cuda")
         for parameter, place, grad in zip(
             found, places.unbind(0)[order[weights]], held.unbind(0)[order[grads]], strict=True
         ):
             parameter.data = place.copy_(parameter.data)
-            parameter.main_grad = grad
+            parameter.main_grad = grad.copy_(parameter.main_grad)
     return model
 
 
@@ -132,7 +116,9 @@ def test_experts_in_a_buffer_are_read_and_written_in_place(weights, grads, monke
         return found[-1]
 
     monkeypatch.setattr(arguments, "evenly_spaced", watched)
-    step.assert_same(run(case, in_one_buffer(model_of(case), weights=weights, grads=grads)), want)
+    step.assert_same(
+        run(case, in_one_buffer(step.make_model(case), weights=weights, grads=grads)), want
+    )
     # FC1, FC2, and back: FC2 and its gradient, FC1 and its gradient. Weights that ascend are one
     # tensor to the forward before the kernels are asked.
     assert [each.descending for each in found].count(True) == 4 * weights + 2 * grads
@@ -141,18 +127,17 @@ def test_experts_in_a_buffer_are_read_and_written_in_place(weights, grads, monke
 
 @pytest.mark.parametrize("prob", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_probabilities_keep_their_type(prob):
-    case = ODD.but(prob_dtype=prob, fine_prob=False, **BIASES["scaled"])
+    case = ODD.but(prob_dtype=prob, **BIASES["scaled"])
     found = run(case)
     assert found["dprob"].dtype is prob
     bound = BOUND if prob is torch.float32 else 2 * BOUND
-    moved = compared(case, found)
-    step.assert_close(case, moved, step.reference(case.but(device="cpu")), bound)
+    step.assert_close(case, on_host(found), step.reference(case.but(device="cpu")), bound)
 
 
 @pytest.mark.parametrize("bias", ["nobias", "scaled"])
 def test_a_step_waits_for_nothing(bias):
     case = ODD.but(**BIASES[bias])
-    model, inputs = model_of(case), step.make_inputs(case)
+    model, inputs = step.make_model(case), step.make_inputs(case)
     run(case, model, inputs)
     with no_waiting():
         step.run_model(model, case, inputs)
@@ -214,7 +199,7 @@ def random_splits(generator, experts, most):
 @pytest.mark.parametrize("bias", ["nobias", "scaled"])
 def test_no_split_compiles_anything_after_the_first_call(bias, compilations):
     case = ODD.but(grad="fused", **BIASES[bias])
-    model = model_of(case)
+    model = step.make_model(case)
     run(case, model)
     assert len(compilations) >= len(launch.EPILOGUES)
     compilations.clear()
@@ -247,7 +232,7 @@ def test_replay_of_a_layer_beside_a_loaded_stream(repeats, grad, deterministic, 
     monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", deterministic)
     splits = (517, 1023, 384, 129, 640, 31, 901, 471)
     case = ODD.but(splits=splits, buffer_rows=None, hidden=2048, ffn=4096, grad=grad)
-    model, inputs = model_of(case), step.make_inputs(case)
+    model, inputs = step.make_model(case), step.make_inputs(case)
     side, load = torch.cuda.Stream(), torch.randn(2048, 2048, device="cuda")
     seen = {}
     for index in range(repeats):
@@ -257,7 +242,7 @@ def test_replay_of_a_layer_beside_a_loaded_stream(repeats, grad, deterministic, 
         for tensor in (*model.parameters(), inputs.x, inputs.prob):
             tensor.grad = None
             if getattr(tensor, "main_grad", None) is not None:
-                tensor.main_grad.fill_(START)
+                tensor.main_grad.fill_(3.0)
         for name, value in run(case, model, inputs).items():
             if value is not None:
                 seen.setdefault(name, []).append(checksums(value.contiguous()))
