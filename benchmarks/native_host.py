@@ -45,7 +45,7 @@ def pretend_gpu() -> None:
 
     capability._problem_refusals = on_cuda
     environment._probe_sm = lambda: (9, 0)
-    environment._probe_versions = lambda: VERSIONS
+    environment.package_versions = lambda: VERSIONS
     environment._probe_wrappers = lambda: NO_FRONTEND
     arguments.require_bf16 = _bf16
     te_adapter.host_splits = backend.prepare = _nothing

@@ -14,6 +14,7 @@ from te_grouped_mlp import host, overlay
 from te_grouped_mlp.cli import determinism, machine, output, paths
 from te_grouped_mlp.cli.remedies import REMEDIES
 from te_grouped_mlp.op.environment import (
+    DISTRIBUTIONS,
     FUSED_SWITCH,
     RUNTIME_OFFSETS,
     Absent,
@@ -140,7 +141,7 @@ def _print_machine(env: Environment, assumed: dict[str, str]) -> None:
     )
     for name, version in env.versions.items():
         shown = "absent" if isinstance(version, Absent) else version
-        found.add_row(machine.DISTRIBUTIONS[name], shown, _offer(name, env))
+        found.add_row(DISTRIBUTIONS[name], shown, _offer(name, env))
     gpu = "none" if isinstance(env.sm, Absent) else f"SM {env.sm[0]}{env.sm[1]}"
     found.add_row("GPU", gpu, env.sm.cause if isinstance(env.sm, Absent) else "")
     output.show(found)

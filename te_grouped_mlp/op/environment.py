@@ -13,8 +13,10 @@ import dataclasses
 import functools
 import importlib
 import importlib.metadata
+import importlib.util
 import inspect
 import os
+import runpy
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -46,7 +48,7 @@ WRAPPERS = {
 RUNTIME_OFFSETS = "use_single_group_runtime_offsets"
 """The wrapper argument by which a kernel computes every row of the buffer."""
 
-_PACKAGES = {
+DISTRIBUTIONS = {
     "torch": "torch",
     "transformer_engine": "transformer-engine",
     "cudnn_frontend": "nvidia-cudnn-frontend",
@@ -54,6 +56,7 @@ _PACKAGES = {
     "quack": "quack-kernels",
     "triton": "triton",
 }
+"""Names of packages in `Environment.versions`, and of their distributions."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,7 @@ def current() -> Environment:
     global _latest
     facts = (
         _probe_sm(),
-        _probe_versions(),
+        package_versions(),
         _probe_wrappers(),
         read_switches(),
         _standalone_active(),
@@ -231,14 +234,27 @@ def _integer(name: str, text: str | None, default: int) -> int:
 
 
 @functools.cache
-def _probe_versions() -> Mapping[str, str | Absent]:
+def package_versions() -> Mapping[str, str | Absent]:
+    """Return the version or the absence of each of DISTRIBUTIONS; imports none of them."""
     versions: dict[str, str | Absent] = {}
-    for name, distribution in _PACKAGES.items():
+    for name, distribution in DISTRIBUTIONS.items():
         try:
             versions[name] = importlib.metadata.version(distribution)
         except importlib.metadata.PackageNotFoundError:
             versions[name] = Absent(f"{distribution} is not installed")
+    if versions["torch"]:
+        versions["torch"] = _torch_build() or versions["torch"]
     return versions
+
+
+def _torch_build() -> str | None:
+    """Return torch's own version, such as 2.14.1+cu130: the metadata need not name the build."""
+    with contextlib.suppress(OSError, LookupError, ValueError):
+        spec = importlib.util.find_spec("torch")
+        if spec is not None and spec.origin is not None:
+            file = Path(spec.origin).with_name("version.py")
+            return str(runpy.run_path(str(file))["__version__"])
+    return None
 
 
 @functools.cache
@@ -255,7 +271,7 @@ def _probe_sm() -> tuple[int, int] | Absent:
 
 @functools.cache
 def _probe_wrappers() -> Mapping[str, frozenset[str]] | Absent:
-    version = _probe_versions()["cudnn_frontend"]
+    version = package_versions()["cudnn_frontend"]
     if isinstance(version, Absent):
         return version
     try:

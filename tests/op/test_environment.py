@@ -130,9 +130,19 @@ def test_no_gpu_is_an_absence_with_a_cause():
 
 def test_versions():
     versions = current().versions
-    assert versions["torch"] == importlib.metadata.version("torch")
+    assert versions["torch"] == torch.__version__
     assert set(versions) >= {"transformer_engine", "cudnn_frontend", "quack", "cutlass_dsl"}
     assert all(isinstance(version, (str, Absent)) for version in versions.values())
+
+
+def test_torch_names_its_build_where_its_metadata_does_not(monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.0")
+    versions = environment.package_versions.__wrapped__()
+    assert versions.pop("torch") == torch.__version__
+    assert set(versions.values()) == {"1.0"}
+    # One that is not installed as a package, or keeps its version elsewhere.
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert environment.package_versions.__wrapped__()["torch"] == "1.0"
 
 
 @pytest.fixture
@@ -140,7 +150,7 @@ def frontend(monkeypatch):
     """Install a stand-in for the frontend's module, and forget what was probed."""
 
     def install(module, version="1.31.0"):
-        monkeypatch.setattr(environment, "_probe_versions", lambda: {"cudnn_frontend": version})
+        monkeypatch.setattr(environment, "package_versions", lambda: {"cudnn_frontend": version})
         monkeypatch.setitem(sys.modules, "cudnn", module)
 
     environment._probe_wrappers.cache_clear()
