@@ -27,12 +27,12 @@ os.environ.setdefault("NVTE_GROUPED_MLP_STANDALONE", "1")
 import torch
 
 from benchmarks import bench_host_time as host
-from te_grouped_mlp.op import environment, te_adapter
+from te_grouped_mlp.op import environment, packages, te_adapter
 from te_grouped_mlp.op.backends.cutedsl import arguments, backend, capability, launch
 from tests.support import step
 from tests.support.step import StepCase
 
-NO_FRONTEND = environment.Absent("the benchmark needs none")
+NO_FRONTEND = packages.Absent("the benchmark needs none")
 VERSIONS = {"quack": "0.6.5", "cutlass_dsl": "4.8.1", "triton": "3.6.0"}
 
 
@@ -45,8 +45,8 @@ def pretend_gpu() -> None:
 
     capability._problem_refusals = on_cuda
     environment._probe_sm = lambda: (9, 0)
-    environment._probe_versions = lambda: VERSIONS
-    environment._probe_wrappers = lambda: NO_FRONTEND
+    environment.package_versions = lambda: VERSIONS
+    environment.frontend_wrappers = lambda: NO_FRONTEND
     arguments.require_bf16 = _bf16
     te_adapter.host_splits = backend.prepare = _nothing
     backend.target_arch = launch.kernels.target_arch = lambda: 9

@@ -58,6 +58,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
         "op.record",
         "op.spacing",
         "op.layout",
+        "op.packages",
         "op.environment",
         "op.formats",
     ),
@@ -114,7 +115,17 @@ TE_IMPORTERS = (
     "selftest",
     "standalone",
 )
-LEAVES = ("layout", "environment", "record", "formats", "scale_layout", "problem", "plan", "fit")
+LEAVES = (
+    "layout",
+    "packages",
+    "environment",
+    "record",
+    "formats",
+    "scale_layout",
+    "problem",
+    "plan",
+    "fit",
+)
 
 MAX_FUNCTION_LINES = 60
 # 300 is the aim; the slack is for a last helper that belongs where it is.

@@ -18,11 +18,12 @@ from te_grouped_mlp.op.backends.cutedsl.compile import target_arch
 from te_grouped_mlp.op.backends.cutedsl.config import Op
 from te_grouped_mlp.op.backends.cutedsl.keys import KernelKey
 from te_grouped_mlp.op.backends.cutedsl.launch import launcher
-from te_grouped_mlp.op.environment import Absent, Environment, Switches
+from te_grouped_mlp.op.environment import Environment, Switches
 from te_grouped_mlp.op.formats import UNQUANTIZED, DType
 from te_grouped_mlp.op.gradients import WgradTarget
 from te_grouped_mlp.op.layout import Kernel, Output
 from te_grouped_mlp.op.operands import Axis, GroupedOperand, Splits, WeightOperand
+from te_grouped_mlp.op.packages import Absent
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import (
     Activation,

@@ -13,14 +13,9 @@ import te_grouped_mlp
 from te_grouped_mlp import host, overlay
 from te_grouped_mlp.cli import determinism, machine, output, paths
 from te_grouped_mlp.cli.remedies import REMEDIES
-from te_grouped_mlp.op.environment import (
-    FUSED_SWITCH,
-    RUNTIME_OFFSETS,
-    Absent,
-    Environment,
-    read_switches,
-)
+from te_grouped_mlp.op.environment import FUSED_SWITCH, Environment, read_switches
 from te_grouped_mlp.op.layout import Output
+from te_grouped_mlp.op.packages import DISTRIBUTIONS, RUNTIME_OFFSETS, Absent
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.selftest import record
 
@@ -140,7 +135,7 @@ def _print_machine(env: Environment, assumed: dict[str, str]) -> None:
     )
     for name, version in env.versions.items():
         shown = "absent" if isinstance(version, Absent) else version
-        found.add_row(machine.DISTRIBUTIONS[name], shown, _offer(name, env))
+        found.add_row(DISTRIBUTIONS[name], shown, _offer(name, env))
     gpu = "none" if isinstance(env.sm, Absent) else f"SM {env.sm[0]}{env.sm[1]}"
     found.add_row("GPU", gpu, env.sm.cause if isinstance(env.sm, Absent) else "")
     output.show(found)

@@ -14,23 +14,13 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from te_grouped_mlp.cli import frontend_releases
 from te_grouped_mlp.cli.output import BadArgument
-from te_grouped_mlp.op.environment import Absent, Environment, read_switches
+from te_grouped_mlp.op.environment import Environment, package_versions, read_switches
+from te_grouped_mlp.op.packages import Absent
 from te_grouped_mlp.standalone import loader
-
-DISTRIBUTIONS = {
-    "torch": "torch",
-    "transformer_engine": "transformer-engine",
-    "cudnn_frontend": "nvidia-cudnn-frontend",
-    "cutlass_dsl": "nvidia-cutlass-dsl",
-    "quack": "quack-kernels",
-    "triton": "triton",
-}
-"""Names of packages in `Environment.versions`, and of their distributions."""
 
 ASSUMABLE = {
     "sm": "sm",
@@ -48,12 +38,12 @@ _CHILD_SECONDS = 60
 _CHILD = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-from te_grouped_mlp.op import environment
+from te_grouped_mlp.op import environment, packages
 from te_grouped_mlp.standalone import loader
 found = environment.current()
 sm = {"cause": found.sm.cause} if not found.sm else list(found.sm)
 wrappers = found.wrappers
-if isinstance(wrappers, environment.Absent):
+if isinstance(wrappers, packages.Absent):
     wrappers = {"cause": wrappers.cause}
 else:
     wrappers = {name: sorted(arguments) for name, arguments in wrappers.items()}
@@ -104,7 +94,7 @@ def examine(assumed: Mapping[str, str]) -> Environment:
     Raises:
         ValueError: An environment variable of ours has a value that is not allowed.
     """
-    versions = _versions()
+    versions = dict(package_versions())
     for key, value in assumed.items():
         if key != "sm":
             name = ASSUMABLE[key]
@@ -119,16 +109,6 @@ def examine(assumed: Mapping[str, str]) -> Environment:
         release = versions["cudnn_frontend"]
         wrappers = release if isinstance(release, Absent) else frontend_releases.wrappers(release)
     return Environment(sm, versions, wrappers, switches, standalone)
-
-
-def _versions() -> dict[str, str | Absent]:
-    found: dict[str, str | Absent] = {}
-    for name, distribution in DISTRIBUTIONS.items():
-        try:
-            found[name] = version(distribution)
-        except PackageNotFoundError:
-            found[name] = Absent(f"{distribution} is not installed")
-    return found
 
 
 def _probe(

@@ -17,9 +17,10 @@ from types import ModuleType
 
 from te_grouped_mlp.op import backends
 from te_grouped_mlp.op.backends.upstream import capability as upstream
-from te_grouped_mlp.op.environment import RUNTIME_OFFSETS, Absent, Environment
+from te_grouped_mlp.op.environment import Environment
 from te_grouped_mlp.op.formats import MXFP8, NVFP4, UNQUANTIZED, DType
 from te_grouped_mlp.op.layout import GroupLayout, Launch, Output
+from te_grouped_mlp.op.packages import RUNTIME_OFFSETS, Absent
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import (
     Activation,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from te_grouped_mlp.cli import arguments, output
 from te_grouped_mlp.cli.output import BadArgument, CommandError
-from te_grouped_mlp.op.environment import RUNTIME_OFFSETS, WRAPPERS, override
+from te_grouped_mlp.op.environment import override
+from te_grouped_mlp.op.packages import RUNTIME_OFFSETS, WRAPPERS
 from te_grouped_mlp.op.problem import Activation
 
 if TYPE_CHECKING:

@@ -12,15 +12,14 @@ import contextlib
 import dataclasses
 import functools
 import importlib
-import importlib.metadata
-import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Any, TypeVar, cast
+from typing import Any
+
+from te_grouped_mlp.op.packages import Absent, frontend_wrappers, package_versions
 
 FUSED_SWITCH = "NVTE_CUTEDSL_FUSED_GROUPED_MLP"
 BACKEND_SWITCH = "NVTE_GROUPED_MLP_BACKEND"
@@ -34,40 +33,6 @@ STANDALONE_SWITCH = "NVTE_GROUPED_MLP_STANDALONE"
 
 STANDALONE_MARK = "__te_grouped_mlp_standalone__"
 """Attribute of the `transformer_engine_torch` that stands in for Transformer Engine's extension."""
-
-WRAPPERS = {
-    "glu": "grouped_gemm_glu_wrapper_sm100",
-    "dglu": "grouped_gemm_dglu_wrapper_sm100",
-    "srelu": "grouped_gemm_srelu_wrapper_sm100",
-    "dsrelu": "grouped_gemm_dsrelu_wrapper_sm100",
-    "quant": "grouped_gemm_quant_wrapper_sm100",
-    "wgrad": "grouped_gemm_wgrad_wrapper_sm100",
-}
-"""Short names of the cuDNN frontend's grouped-GEMM wrappers that we launch."""
-
-RUNTIME_OFFSETS = "use_single_group_runtime_offsets"
-"""The wrapper argument by which a kernel computes every row of the buffer."""
-
-Probe = TypeVar("Probe", bound=Callable[..., Any])
-
-_PACKAGES = {
-    "torch": "torch",
-    "transformer_engine": "transformer-engine",
-    "cudnn_frontend": "nvidia-cudnn-frontend",
-    "cutlass_dsl": "nvidia-cutlass-dsl",
-    "quack": "quack-kernels",
-    "triton": "triton",
-}
-
-
-@dataclass(frozen=True)
-class Absent:
-    """Something that is not there, with the cause."""
-
-    cause: str
-
-    def __bool__(self) -> bool:
-        return False
 
 
 @dataclass(frozen=True)
@@ -131,7 +96,7 @@ _latest: tuple[tuple[Any, ...], Environment] | None = None
 def current() -> Environment:
     """Return the record for this moment. Never synchronises with a GPU."""
     global _latest
-    packages = _probe_versions(), _probe_wrappers()
+    packages = package_versions(), frontend_wrappers()
     facts = (_probe_sm(), *packages, read_switches(), _standalone_active())
     latest = _latest
     if latest is None or latest[0] != facts:
@@ -234,32 +199,6 @@ def _integer(name: str, text: str | None, default: int) -> int:
         raise ValueError(f"{name} is {text!r}; allowed: an integer, 0 or 1") from None
 
 
-_remembered: list[Any] = []
-
-
-def remembered(probe: Probe) -> Probe:
-    """Cache what a function learns of the installed packages, until `forget`."""
-    _remembered.append(functools.cache(probe))
-    return cast("Probe", _remembered[-1])
-
-
-def forget() -> None:
-    """Look at the installed packages anew, as after a test has replaced the frontend."""
-    for probe in _remembered:
-        probe.cache_clear()
-
-
-@remembered
-def _probe_versions() -> Mapping[str, str | Absent]:
-    versions: dict[str, str | Absent] = {}
-    for name, distribution in _PACKAGES.items():
-        try:
-            versions[name] = importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = Absent(f"{distribution} is not installed")
-    return versions
-
-
 @functools.cache
 def _probe_sm() -> tuple[int, int] | Absent:
     try:
@@ -270,36 +209,6 @@ def _probe_sm() -> tuple[int, int] | Absent:
         return Absent("torch sees no CUDA device")
     major, minor = torch.cuda.get_device_capability()
     return int(major), int(minor)
-
-
-Wrappers = Mapping[str, frozenset[str]]
-
-
-def _probe_wrappers() -> Wrappers | Absent:
-    # A `cudnn` that is imported is what a launch would find, whatever is installed.
-    return _wrappers_of(sys.modules.get("cudnn"))
-
-
-@remembered
-def _wrappers_of(module: ModuleType | None) -> Wrappers | Absent:
-    version = _probe_versions()["cudnn_frontend"]
-    if module is None:
-        if isinstance(version, Absent):
-            return version
-        try:
-            # One record for the module, since equal ones take longer to compare.
-            return _wrappers_of(importlib.import_module("cudnn"))
-        except Exception as error:  # a broken package may raise anything; the cause is kept
-            return Absent(f"nvidia-cudnn-frontend {version} cannot be imported: {error}")
-    found: dict[str, frozenset[str]] = {}
-    for short, name in WRAPPERS.items():
-        try:
-            found[short] = frozenset(inspect.signature(getattr(module, name)).parameters)
-        except Exception as error:
-            # The attribute itself imports CuTe DSL; without it the whole frontend is of no use.
-            if isinstance(error, ImportError):
-                return Absent(f"nvidia-cudnn-frontend {version} lacks a dependency: {error}")
-    return found
 
 
 def _standalone_active() -> bool:

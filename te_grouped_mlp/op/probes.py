@@ -17,14 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 from te_grouped_mlp.host import TARGET
-from te_grouped_mlp.op import environment
-from te_grouped_mlp.op.environment import (
-    RUNTIME_OFFSETS,
-    Absent,
-    Environment,
-    Switches,
-    current_switches,
-)
+from te_grouped_mlp.op import environment, packages
+from te_grouped_mlp.op.environment import Environment, Switches, current_switches
+from te_grouped_mlp.op.packages import RUNTIME_OFFSETS, Absent
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import Activation
 from te_grouped_mlp.overlay import UPSTREAM_NAME
@@ -42,7 +37,7 @@ def clear(*names: str) -> None:
     Args:
         *names: Of the cached function in upstream's module; a class and its method are two.
     """
-    environment.forget()
+    packages.forget()
     found: Any = sys.modules.get(UPSTREAM_NAME)
     for name in names:
         found = getattr(found, name, None)

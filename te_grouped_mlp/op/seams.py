@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from te_grouped_mlp.op import environment, fusion, probes
-from te_grouped_mlp.op.environment import WRAPPERS, Absent
+from te_grouped_mlp.op.packages import WRAPPERS, Absent
 
 
 class uncached_classmethod:  # noqa: N801  (used as a decorator, like classmethod)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import te_grouped_mlp
-from te_grouped_mlp.op.environment import Absent, Environment, cache_home
+from te_grouped_mlp.op.environment import Environment, cache_home
+from te_grouped_mlp.op.packages import Absent
 
 COMMAND = "te-grouped-mlp selftest"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from te_grouped_mlp.op.environment import WRAPPERS
+from te_grouped_mlp.op.packages import WRAPPERS
 
 HEAD = '''# Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0

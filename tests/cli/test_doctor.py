@@ -15,8 +15,9 @@ import pytest
 from te_grouped_mlp import host
 from te_grouped_mlp.cli import doctor, frontend_releases, machine, paths
 from te_grouped_mlp.cli.remedies import REMEDIES
-from te_grouped_mlp.op.environment import Absent, Environment, Switches
+from te_grouped_mlp.op.environment import Environment, Switches
 from te_grouped_mlp.op.layout import Output
+from te_grouped_mlp.op.packages import DISTRIBUTIONS, Absent
 from te_grouped_mlp.op.plan import Reason
 from te_grouped_mlp.op.problem import Activation, RecipeKind
 from te_grouped_mlp.standalone import loader
@@ -136,7 +137,7 @@ def test_backends_are_asked_in_the_order_of_the_selection() -> None:
 def _machine(**changes: object) -> Environment:
     values: dict[str, object] = {
         "sm": Absent("none"),
-        "versions": dict.fromkeys(machine.DISTRIBUTIONS, "2.20.2"),
+        "versions": dict.fromkeys(DISTRIBUTIONS, "2.20.2"),
         "wrappers": Absent("no frontend"),
         "switches": Switches(fused=True),
         "standalone": True,
@@ -145,7 +146,7 @@ def _machine(**changes: object) -> Environment:
 
 
 def _blackwell(release: str = "1.32.0", te: str = "2.20.2") -> Environment:
-    versions = {**dict.fromkeys(machine.DISTRIBUTIONS, "1.0"), "transformer_engine": te}
+    versions = {**dict.fromkeys(DISTRIBUTIONS, "1.0"), "transformer_engine": te}
     wrappers = frontend_releases.wrappers(release)
     return _machine(sm=(10, 0), wrappers=wrappers, standalone=False, versions=versions)
 

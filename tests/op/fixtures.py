@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import te_grouped_mlp
-from te_grouped_mlp.op import environment, memory
+from te_grouped_mlp.op import environment, memory, packages
 from te_grouped_mlp.op.plan import Reason, Reject
 from tests.csrc import naive_mxfp8
 from tests.op.backends.reference import naive
@@ -163,7 +163,7 @@ def is_dense(case: StepCase) -> bool:
     where every kernel can; without a frontend, those of the newest one."""
     current = environment.current()
     wrappers = current.wrappers
-    if isinstance(wrappers, environment.Absent):
+    if isinstance(wrappers, packages.Absent):
         wrappers = FRONTENDS["new"]
     launched = ("glu", "dglu", "quant") if case.gated else ("srelu", "dsrelu", "quant")
     return (
@@ -418,14 +418,14 @@ def _is_of(problem: Any, case: StepCase) -> bool:
 
 # The rows that the kernels of a frontend can be told to touch ------------------------------------
 
-_OFFSETS = frozenset({environment.RUNTIME_OFFSETS})
+_OFFSETS = frozenset({packages.RUNTIME_OFFSETS})
 FRONTENDS: dict[str, Any] = {
-    "none": environment.Absent("not installed"),
-    "old": {name: frozenset() for name in environment.WRAPPERS},
+    "none": packages.Absent("not installed"),
+    "old": {name: frozenset() for name in packages.WRAPPERS},
     "new": {name: _OFFSETS if name in ("glu", "dglu", "quant") else frozenset() for name in
-            environment.WRAPPERS},
-    "all": dict.fromkeys(environment.WRAPPERS, _OFFSETS),
+            packages.WRAPPERS},
+    "all": dict.fromkeys(packages.WRAPPERS, _OFFSETS),
     "glu only": {"glu": _OFFSETS},
-    "all but dglu": {name: _OFFSETS for name in environment.WRAPPERS if name != "dglu"},
+    "all but dglu": {name: _OFFSETS for name in packages.WRAPPERS if name != "dglu"},
 }  # fmt: skip
 """Wrapper signatures by which a plan decides about row extents."""

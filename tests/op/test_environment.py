@@ -15,8 +15,9 @@ from unittest import mock
 import pytest
 import torch
 
-from te_grouped_mlp.op import environment
-from te_grouped_mlp.op.environment import Absent, Switches, current, override, read_switches
+from te_grouped_mlp.op import environment, packages
+from te_grouped_mlp.op.environment import Switches, current, override, read_switches
+from te_grouped_mlp.op.packages import Absent
 
 SWITCHES = {
     environment.FUSED_SWITCH: "fused",
@@ -131,9 +132,19 @@ def test_no_gpu_is_an_absence_with_a_cause():
 
 def test_versions():
     versions = current().versions
-    assert versions["torch"] == importlib.metadata.version("torch")
+    assert versions["torch"] == torch.__version__
     assert set(versions) >= {"transformer_engine", "cudnn_frontend", "quack", "cutlass_dsl"}
     assert all(isinstance(version, (str, Absent)) for version in versions.values())
+
+
+def test_torch_names_its_build_where_its_metadata_does_not(monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.0")
+    versions = packages.package_versions.__wrapped__()
+    assert versions.pop("torch") == torch.__version__
+    assert set(versions.values()) == {"1.0"}
+    # One that is not installed as a package, or keeps its version elsewhere.
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert packages.package_versions.__wrapped__()["torch"] == "1.0"
 
 
 @pytest.fixture
@@ -141,12 +152,12 @@ def frontend(monkeypatch):
     """Install a stand-in for the frontend's module, and forget what was probed."""
 
     def install(module, version="1.31.0"):
-        monkeypatch.setattr(environment, "_probe_versions", lambda: {"cudnn_frontend": version})
+        monkeypatch.setattr(environment, "package_versions", lambda: {"cudnn_frontend": version})
         monkeypatch.setitem(sys.modules, "cudnn", module)
 
-    environment.forget()
+    packages.forget()
     yield install
-    environment.forget()
+    packages.forget()
 
 
 def test_wrappers_are_known_by_their_arguments(frontend):
@@ -161,10 +172,10 @@ def test_wrappers_are_known_by_their_arguments(frontend):
     module.grouped_gemm_srelu_wrapper_sm100 = srelu
     frontend(module)
     env = current()
-    assert env.wrapper_takes("glu", environment.RUNTIME_OFFSETS)
-    assert not env.wrapper_takes("srelu", environment.RUNTIME_OFFSETS)
+    assert env.wrapper_takes("glu", packages.RUNTIME_OFFSETS)
+    assert not env.wrapper_takes("srelu", packages.RUNTIME_OFFSETS)
     assert env.wrapper_takes("srelu", "b")
-    assert not env.wrapper_takes("dglu", environment.RUNTIME_OFFSETS)
+    assert not env.wrapper_takes("dglu", packages.RUNTIME_OFFSETS)
     assert set(env.wrappers) == {"glu", "srelu"}
 
 

@@ -13,9 +13,9 @@ import pytest
 import transformer_engine.pytorch as te
 
 import te_grouped_mlp
-from te_grouped_mlp.op import decisions, environment, selection, te_adapter
-from te_grouped_mlp.op.environment import RUNTIME_OFFSETS, Absent
+from te_grouped_mlp.op import decisions, environment, packages, selection, te_adapter
 from te_grouped_mlp.op.layout import RowExtent
+from te_grouped_mlp.op.packages import RUNTIME_OFFSETS, Absent
 from te_grouped_mlp.op.plan import Reason, Reject
 from tests.support import step
 from tests.support.step import StepCase
@@ -167,11 +167,11 @@ def without_betas() -> None:
 def frontend(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Put a stub in the place of the frontend, as TE's own tests do."""
     stub = types.ModuleType("cudnn")
-    for name in (*environment.WRAPPERS.values(), "grouped_gemm_glu_hadamard_wrapper_sm100"):
+    for name in (*packages.WRAPPERS.values(), "grouped_gemm_glu_hadamard_wrapper_sm100"):
         setattr(stub, name, with_betas)
     monkeypatch.setitem(sys.modules, "cudnn", stub)
     yield stub
-    environment.forget()
+    packages.forget()
 
 
 @pytest.mark.parametrize("wrapper", ["glu", "dglu", "glu_hadamard"])
@@ -205,7 +205,7 @@ def test_clearing_a_kernels_cache_brings_the_wrapper_that_is_there_now(
     monkeypatch.setitem(sys.modules, overlay.UPSTREAM_NAME, copy)
     assert cls.grouped_gemm_activation_kernel() is with_betas
     assert signatures.wrapper("glu") is with_betas
-    monkeypatch.setattr(frontend, environment.WRAPPERS["glu"], without_betas)
+    monkeypatch.setattr(frontend, packages.WRAPPERS["glu"], without_betas)
     cls.grouped_gemm_activation_kernel.cache_clear()
     assert cleared == [1]
     assert cls.grouped_gemm_activation_kernel() is without_betas

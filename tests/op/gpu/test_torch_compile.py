@@ -100,20 +100,22 @@ def test_a_compiled_block_equals_eager(
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 @RECIPES
 def test_the_op_stays_outside_the_graphs(block: moe.Block, recipe: str, device: str) -> None:
-    """Two graphs, the routing and the weighted sum; nothing of the op is in them.
+    """Two graphs hold tensors, the routing and the weighted sum; nothing of the op is in them.
 
-    Between them is the op's break, or one of Transformer Engine's code just before it.
+    Between them is the op's break, or one of Transformer Engine's code just before it. From torch
+    2.14 on that code is a graph as well, of attributes that it sets on its quantizers.
     """
     x, dy = data(0, device)
     moe.gradients(block, x, dy, block)
     found = torch._dynamo.explain(block)(x)
-    assert found.graph_count == 2, found.break_reasons
     # On a GPU, what Transformer Engine asks about the device may break too, with no graph between.
-    assert 1 <= found.graph_break_count <= (1 if device == "cpu" else 3), found.break_reasons
+    breaks = len(found.graphs) - 1 + (2 if device == "cuda" else 0)
+    assert 1 <= found.graph_break_count <= breaks, found.break_reasons
     traced = [str(node.stack_trace) for graph in found.graphs for node in graph.graph.nodes]
     assert any("moe.py" in each for each in traced)
     assert not any("grouped_mlp.py" in each or "te_grouped_mlp/op" in each for each in traced)
-    first, second = (_targets(graph) for graph in found.graphs)
+    called = [_targets(graph) for graph in found.graphs]
+    first, second = (targets for targets in called if not targets <= {"__setattr__"})
     assert {"topk", "argsort", "index_copy"} <= first
     assert "sum" in second
     assert "topk" not in second
@@ -123,6 +125,7 @@ def _targets(graph: torch.fx.GraphModule) -> set[str]:
     return {
         node.target if isinstance(node.target, str) else node.target.__name__
         for node in graph.graph.nodes
+        if node.op not in ("placeholder", "output")
     }
 
 

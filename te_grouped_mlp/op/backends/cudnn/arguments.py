@@ -22,9 +22,9 @@ from te_grouped_mlp.op.backends.cudnn.views import (
     as_kernel_matrix,
     column_scales,
 )
-from te_grouped_mlp.op.environment import RUNTIME_OFFSETS
 from te_grouped_mlp.op.formats import MXFP8
 from te_grouped_mlp.op.operands import QuantizedCopy
+from te_grouped_mlp.op.packages import RUNTIME_OFFSETS
 from te_grouped_mlp.op.problem import Activation, ActivationSpec
 
 _ACT_NAMES = {

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from te_grouped_mlp.op.environment import RUNTIME_OFFSETS, WGRAD_SWITCH, Absent, Environment
+from te_grouped_mlp.op.environment import WGRAD_SWITCH, Environment
 from te_grouped_mlp.op.fit import INTERLEAVE, feature_refusals
 from te_grouped_mlp.op.formats import MAX_QUANTIZED_GROUPS, MXFP8, DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
+from te_grouped_mlp.op.packages import RUNTIME_OFFSETS, Absent
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import Activation, Call, Problem, RecipeKind
 

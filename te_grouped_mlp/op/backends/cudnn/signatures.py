@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from te_grouped_mlp.op.environment import WRAPPERS, remembered
+from te_grouped_mlp.op.packages import WRAPPERS, remembered
 
 
 @remembered

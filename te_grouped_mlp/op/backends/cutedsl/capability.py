@@ -13,10 +13,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-from te_grouped_mlp.op.environment import STANDALONE_SWITCH, Absent, Environment
+from te_grouped_mlp.op.environment import STANDALONE_SWITCH, Environment
 from te_grouped_mlp.op.fit import INTERLEAVE, feature_refusals
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED, DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
+from te_grouped_mlp.op.packages import Absent
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import Call, Problem, RecipeKind, TensorKind
 

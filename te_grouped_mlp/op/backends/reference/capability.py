@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from te_grouped_mlp.op.environment import RUNTIME_OFFSETS, Absent, Environment
+from te_grouped_mlp.op.environment import Environment
 from te_grouped_mlp.op.fit import INTERLEAVE, feature_refusals
 from te_grouped_mlp.op.formats import MAX_QUANTIZED_GROUPS, MXFP8, UNQUANTIZED, DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
+from te_grouped_mlp.op.packages import RUNTIME_OFFSETS, Absent
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import Call, Problem, RecipeKind, TensorKind
 

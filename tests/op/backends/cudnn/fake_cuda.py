@@ -117,6 +117,8 @@ def _replace_in_torch() -> None:
     cuda.current_device = lambda: 0
     cuda.get_device_capability = lambda *_: (10, 0)
     cuda.current_stream = cuda.default_stream = lambda *_: STREAM
+    # What the frontend asks instead, where torch has it: only a build for CUDA does.
+    torch._C._cuda_getCurrentRawStream = lambda _index: STREAM.cuda_stream
     cuda.is_current_stream_capturing = lambda: False
     cuda.stream = cuda.device = lambda *_: contextlib.nullcontext()
     torch.Tensor.is_cuda = property(lambda _: True)

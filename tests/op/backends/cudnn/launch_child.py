@@ -33,7 +33,7 @@ def main(level: str, source: str, target: str) -> None:
 
 
 def _maker(fake_cuda: Any) -> tuple[Any, dict[str, frozenset[str]]]:
-    from te_grouped_mlp.op import environment
+    from te_grouped_mlp.op import environment, packages
     from te_grouped_mlp.op.backends.cudnn import signatures, streams
     from te_grouped_mlp.op.backends.cudnn.backend import CudnnBackend
     from te_grouped_mlp.op.backends.cudnn.capability import Host
@@ -44,7 +44,7 @@ def _maker(fake_cuda: Any) -> tuple[Any, dict[str, frozenset[str]]]:
 
     # As on a GPU, the wrappers are told the stream.
     streams.lane = lambda _: streams.Lane(fake_cuda.STREAM)
-    wrappers = {name: signatures.takes(name) for name in environment.WRAPPERS}
+    wrappers = {name: signatures.takes(name) for name in packages.WRAPPERS}
     with environment.override(sm=(10, 0), wrappers=wrappers):
         return Maker(Backend(), environment.current()), wrappers
 

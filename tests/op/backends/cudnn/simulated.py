@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from te_grouped_mlp.op import environment, selection
+from te_grouped_mlp.op import environment, packages, selection
 from te_grouped_mlp.op.backends.cudnn import signatures
 from te_grouped_mlp.op.backends.cudnn.backend import CudnnBackend
 from te_grouped_mlp.op.backends.cudnn.capability import Host
@@ -37,7 +37,7 @@ class SimulatedBackend(CudnnBackend):
 def wrappers_of(stand_in: StandIn) -> dict[str, frozenset[str]]:
     """Return the arguments of the wrappers as `environment` would find them."""
     found = {}
-    for short, name in environment.WRAPPERS.items():
+    for short, name in packages.WRAPPERS.items():
         shown = getattr(stand_in.module, name).__signature__
         found[short] = frozenset(shown.parameters)
     assert found.keys() <= set(ALL_WRAPPERS)

@@ -12,9 +12,10 @@ import pytest
 
 from te_grouped_mlp.cli.frontend_releases import RELEASES
 from te_grouped_mlp.op.backends.cudnn import capability
-from te_grouped_mlp.op.environment import Absent, Environment, Switches
+from te_grouped_mlp.op.environment import Environment, Switches
 from te_grouped_mlp.op.formats import NVFP4, DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
+from te_grouped_mlp.op.packages import Absent
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import (
     Activation,

@@ -7,9 +7,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from te_grouped_mlp.op.environment import Absent, Environment, Switches
+from te_grouped_mlp.op.environment import Environment, Switches
 from te_grouped_mlp.op.formats import UNQUANTIZED, DType
 from te_grouped_mlp.op.layout import Output
+from te_grouped_mlp.op.packages import Absent
 from te_grouped_mlp.op.problem import (
     ActivationSpec,
     Call,

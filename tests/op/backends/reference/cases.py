@@ -11,7 +11,7 @@ import torch
 
 from te_grouped_mlp.op import memory
 from te_grouped_mlp.op.backends.base import DactEpilogue, Fc1Epilogue, GemmEpilogue
-from te_grouped_mlp.op.environment import RUNTIME_OFFSETS, Absent, Environment, Switches
+from te_grouped_mlp.op.environment import Environment, Switches
 from te_grouped_mlp.op.formats import MXFP8, DType, Format
 from te_grouped_mlp.op.gradients import WgradTarget
 from te_grouped_mlp.op.layout import GroupLayout, Kernel, Output
@@ -23,6 +23,7 @@ from te_grouped_mlp.op.operands import (
     WeightOperand,
     torch_dtype,
 )
+from te_grouped_mlp.op.packages import RUNTIME_OFFSETS, Absent
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import (
     Activation,
