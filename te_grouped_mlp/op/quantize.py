@@ -12,7 +12,7 @@ from transformer_engine.pytorch.constants import TE_DType
 from transformer_engine.pytorch.ops._common import maybe_dequantize
 from transformer_engine.pytorch.tensor.grouped_tensor import GroupedTensor
 
-from te_grouped_mlp.op import exact_tokens, scale_layout
+from te_grouped_mlp.op import exact_tokens, requantize, scale_layout
 from te_grouped_mlp.op.formats import Format
 from te_grouped_mlp.op.layout import GroupLayout
 from te_grouped_mlp.op.operands import (
@@ -151,15 +151,8 @@ def _from_grouped(
 ) -> tuple[GroupedOperand, torch.Tensor | None]:
     shape = (int(tensor.shape[0]), int(tensor.shape[1]))
     grouped = _regrouped(tensor, splits)
-    known = tex.group_requantize_inplace(
-        grouped_x=grouped,
-        quantizer=quantizer,
-        num_tensors=plan.layout.num_groups,
-        first_dims=splits.sizes,
-        otype=TE_DType[torch_dtype(plan.call.dtype)],
-        tensor_offsets=grouped.tensor_offsets,
-        return_dequantized=values,
-    )
+    otype, groups = TE_DType[torch_dtype(plan.call.dtype)], plan.layout.num_groups
+    known = requantize.ready(grouped, quantizer, groups, otype, return_dequantized=values)
     return _from_storage(grouped, shape, plan.call.format, plan.layout, splits), known
 
 

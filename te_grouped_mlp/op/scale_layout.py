@@ -82,6 +82,27 @@ def from_kernel_view(scales: Any) -> Any:
     return scales.permute(5, 2, 4, 0, 1, 3).reshape(-1)
 
 
+def tiled_rows(scales: Any, rows: int, cols: int) -> Any:
+    """Return compact row scales of a (rows, cols) matrix in tile order, as a new flat buffer.
+
+    Args:
+        scales: Contiguous buffer of one byte per scale, padded to whole tiles.
+        rows, cols: Extents of the data; 32 columns share a scale. Groups of whole tiles of rows
+            need no more: their tiles follow each other.
+
+    Returns:
+        The padding is zero, whatever it was.
+    """
+    outer_tiles = -(-rows // SCALE_TILE_OUTER)
+    blocks = -(-cols // 32)
+    inner_tiles = -(-blocks // SCALE_TILE_INNER)
+    tiles = scales.view(outer_tiles, 4, 32, inner_tiles, SCALE_TILE_INNER)
+    found = tiles.permute(0, 3, 2, 1, 4).contiguous()
+    if blocks % SCALE_TILE_INNER:
+        found[:, -1, ..., blocks % SCALE_TILE_INNER :] = 0
+    return found.view(-1)
+
+
 def compact_rows(scales: Any, rows: int, cols: int) -> Any:
     """Return swizzled row scales of a (rows, cols) matrix in compact order, as a new flat buffer.
 

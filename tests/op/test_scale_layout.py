@@ -114,3 +114,7 @@ def test_compact_rows(rows, blocks):
             swizzled[naive_offset(i, j, blocks)] = compact[i, j]
     got = scale_layout.compact_rows(swizzled, rows, 32 * blocks)
     assert torch.equal(got, compact.reshape(-1))
+    tiled = scale_layout.tiled_rows(compact, rows, 32 * blocks)
+    padding = compact.clone()
+    padding[:, :blocks] = 0
+    assert torch.equal(tiled, torch.where(torch.isin(swizzled, padding), 0, swizzled))
