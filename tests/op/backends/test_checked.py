@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from te_grouped_mlp.op import selection
+from te_grouped_mlp.op.backends.base import DactResult
 from te_grouped_mlp.op.backends.checked import CheckedBackend
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED
@@ -32,11 +33,12 @@ class Recorder:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
+        self.result = DactResult(grad=None, dprob=None, bias_grad=None, activated=None)
 
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: Any) -> object:
             self.calls.append((name, *arguments))
-            return self.calls
+            return self.result
 
         return call
 
@@ -109,7 +111,8 @@ def test_what_fits_reaches_the_backend_as_it_is(operation: str, fmt: str) -> Non
     expected += [*call.arguments.values(), *call.rest]
     assert seen[0] == OPERATIONS[operation].name
     assert all(one is other for one, other in zip(seen[1:], expected, strict=True))
-    assert (result is None) == (OPERATIONS[operation].name in ("gemm", "wgrad"))
+    wanted = None if call.operation.name in ("gemm", "wgrad") else call.backend.result
+    assert result is wanted
 
 
 Change = Callable[[Any, Axis], Any]
