@@ -133,8 +133,8 @@ def emulated(case: StepCase) -> Found:
 
     Every intermediate is quantized by the written-out formula where the kernels quantize it.
     """
-    model = step.make_model(step.plain(case).but(device=None))
-    inputs = step.make_inputs(case.but(buffer_rows=None, device=None))
+    model = step.make_model(step.plain(case).but(device="cpu"))
+    inputs = step.make_inputs(case.but(buffer_rows=None, device="cpu"))
     dense = is_dense(case)
     numbers = naive.Numbers(case.mxfp8, case.dtype)
     params: dict[str, Any] = {_NAMES.get(k, k): v for k, v in case.parameters.items()}

@@ -97,7 +97,8 @@ def everything(tex, x, splits, noop):
     some = tex.group_quantize(x, both, groups, splits, noop_flag=noop)
     some, group_sums = tex.bgrad_group_quantize(x, both, groups, splits)
     plain = tex.group_quantize(x, compact, groups, splits)
-    values = tex.group_dequantize(plain, cases.BF16).rowwise_data
+    one_way = tex.group_quantize(x, make_quantizer(tex, columnwise=False), groups, splits)
+    values = tex.group_dequantize(one_way, cases.BF16).rowwise_data
     tex.grouped_swizzle_for_gemm(plain, True, True)
     equal = tex.group_quantize(x, compact, 4, None)
     tex.grouped_swizzle_for_gemm(equal, True, True)
@@ -113,6 +114,12 @@ def everything(tex, x, splits, noop):
         some.columnwise_scale_inv, group_sums, values, plain.scale_inv, equal.columnwise_scale_inv,
         rows.columnwise_scale_inv, tex.splits_to_offsets(splits, 256), *offsets, where,
     ]  # fmt: skip
+
+
+def test_the_call_of_everything_is_one_that_a_cpu_takes(tex):
+    """So that what tex refuses shows without a GPU."""
+    x = torch.randn(512, 256, dtype=torch.bfloat16)
+    assert everything(tex, x, torch.tensor([128, 0, 384]), torch.zeros(1))
 
 
 @pytest.mark.gpu

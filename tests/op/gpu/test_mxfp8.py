@@ -120,7 +120,8 @@ def compare(
     shares = recorded.assert_same_copies(case, actual, wanted)
     if case.device == "cuda":
         _shares[label] = shares
-    recorded.assert_close(case, actual.found, wanted.found)
+    terms = recorded.terms_of_db1(case, wanted)
+    recorded.assert_close(case, actual.found, wanted.found, terms)
     return actual, wanted
 
 
