@@ -322,9 +322,7 @@ def _upstream_refusals(question: Question, env: Environment) -> Iterator[Reject]
             question.recipe, "", question.groups, problem.fc1, problem.fc2, question.activation
         )
         dense = _upstream_is_dense(question, env)
-        wrong = upstream.fault(step, dense=dense, full_rows=env.switches.full_rows)
-        if wrong is not None:
-            yield wrong
+        yield from upstream.faults(step, dense=dense, full_rows=env.switches.full_rows)
 
 
 def _te_2_19(env: Environment) -> bool:

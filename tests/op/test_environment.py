@@ -152,7 +152,8 @@ def frontend(monkeypatch):
     """Install a stand-in for the frontend's module, and forget what was probed."""
 
     def install(module, version="1.31.0"):
-        monkeypatch.setattr(environment, "package_versions", lambda: {"cudnn_frontend": version})
+        for asked in (environment, packages):
+            monkeypatch.setattr(asked, "package_versions", lambda: {"cudnn_frontend": version})
         monkeypatch.setitem(sys.modules, "cudnn", module)
 
     packages.forget()

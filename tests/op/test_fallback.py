@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import te_grouped_mlp
 from te_grouped_mlp.op import decisions, selection
@@ -28,6 +29,8 @@ pytestmark = pytest.mark.usefixtures("fused_switch")
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE = StepCase(splits=(256, 0, 512), hidden=256, ffn=128)
+# Upstream rounds the probabilities and their gradient to bf16, and differs in nothing else.
+ROUNDED = CASE.but(prob_dtype=torch.bfloat16)
 OTHER = Reject(Reason.OPTION, "declined by a test")
 
 
@@ -192,7 +195,7 @@ def child() -> None:
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("te_grouped_mlp").addHandler(handler)
     logging.getLogger("te_grouped_mlp").setLevel(logging.INFO)
-    ours = step.run_step(CASE)
+    ours = step.run_step(ROUNDED)
     found = {}
     for name, scenario in SCENARIOS.items():
         said.clear()
@@ -248,15 +251,15 @@ def run_scenario(scenario: Scenario, stand_in: Any, ours: dict[str, Any]) -> dic
             patch.setattr(capability, "refusal", lambda problem, env: OTHER)
         if not scenario.checks:
             patch.setattr(upstream, "OWN_CHECK", "a function that no version has")
-        model, inputs = step.make_model(CASE), step.make_inputs(CASE)
+        model, inputs = step.make_model(ROUNDED), step.make_inputs(ROUNDED)
         try:
-            step.run_model(model, CASE, inputs)
+            step.run_model(model, ROUNDED, inputs)
             for tensor in (inputs.x, inputs.prob, *model.parameters()):
                 tensor.grad = None
             with step.switches(**dict(scenario.later)):
                 if scenario.later:
                     stand_in.calls.clear()
-                found = step.collect(CASE, model, inputs, step.run_model(model, CASE, inputs))
+                found = step.collect(ROUNDED, model, inputs, step.run_model(model, ROUNDED, inputs))
         except RuntimeError as raised:
             error = str(raised)
     fused, last = type(step.fused_op(model)), te_grouped_mlp.explain()[-1]
@@ -276,12 +279,12 @@ UPSTREAM_KERNELS = ["dglu", "glu", "quant", "wgrad"]
 
 
 def test_upstreams_op_runs_where_it_is_named(outcomes: dict[str, Any]) -> None:
-    """From its own file under the private name, with our bits; upstream rounds dprob to bf16."""
+    """From its own file under the private name, with our bits."""
     found = outcomes["named"]
     assert (found["fused"], found["module"]) == ("GroupedMLP_CuTeGEMMGLU", PRIVATE)
     assert (found["path"], found["refusals"]) == ("upstream", [])
     assert found["kernels"] == UPSTREAM_KERNELS
-    assert found["differ"] == ["dprob"]
+    assert found["differ"] == []
     assert found["said"] == ["grouped MLP runs upstream"]
 
 
@@ -299,7 +302,7 @@ def test_weight_gradients_by_cublas_are_upstreams(outcomes: dict[str, Any]) -> N
     found = outcomes["no wgrad kernel"]
     assert (found["path"], found["module"]) == ("upstream", PRIVATE)
     assert found["kernels"] == ["dglu", "glu", "quant"]
-    assert found["differ"] == outcomes["declined"]["differ"] == ["dprob"]
+    assert found["differ"] == outcomes["declined"]["differ"] == []
 
 
 def test_unfused_is_the_third_step(outcomes: dict[str, Any]) -> None:

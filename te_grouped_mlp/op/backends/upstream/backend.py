@@ -89,7 +89,7 @@ def _fault(
         takes_offsets=bool(getattr(module, _TAKES_OFFSETS)(type(activation))),
         has_own_check=hasattr(module, capability.OWN_CHECK),
     )
-    return capability.fault(step, dense=dense, full_rows=switches.full_rows)
+    return next(capability.faults(step, dense=dense, full_rows=switches.full_rows), None)
 
 
 def _load() -> ModuleType | Reject:

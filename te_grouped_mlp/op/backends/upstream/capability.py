@@ -63,18 +63,14 @@ def is_laid_out_densely(num_groups: int, *, takes_offsets: bool, has_own_check: 
     return is_single_group(num_groups) and (takes_offsets or not has_own_check)
 
 
-def fault(step: Step, *, dense: bool, full_rows: bool) -> Reject | None:
-    """Return the first known fault of upstream's op that the step would meet, or None.
+def faults(step: Step, *, dense: bool, full_rows: bool) -> Iterator[Reject]:
+    """Yield the known faults of upstream's op that the step would meet.
 
     Args:
         step: What it is asked to take.
         dense: The answer of `is_laid_out_densely`.
         full_rows: The promise that a routed single group fills its buffer.
     """
-    return next(_faults(step, dense, full_rows), None)
-
-
-def _faults(step: Step, dense: bool, full_rows: bool) -> Iterator[Reject]:
     if step.recipe is RecipeKind.OTHER:
         yield Reject(
             Reason.RECIPE,
