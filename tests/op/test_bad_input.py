@@ -31,6 +31,7 @@ SINGLE = StepCase(splits=(256,), hidden=128, ffn=64)
 PADDED = SINGLE.but(buffer_rows=512)
 SEVERAL = StepCase(splits=(128, 0, 256), buffer_rows=512, hidden=128, ffn=64)
 MAIN = SEVERAL.but(grad="main_grad")
+SQUARE = SEVERAL.but(activation="srelu", ffn=128)
 SCALED = SEVERAL.but(bias=True, scale_bias=True)
 
 
@@ -143,6 +144,10 @@ def _tied(op: int) -> Callable[[Given], None]:
         given.model[op].weight1 = given.model[op].weight0
 
     return spoil
+
+
+def _tied_linears(given: Given) -> None:
+    given.model[2].weight1 = given.model[0].weight2
 
 
 def _buffers(**make: Callable[[Given], torch.Tensor]) -> Callable[[Given], None]:
@@ -352,13 +357,25 @@ BAD: dict[str, Bad] = {
         ("FC2 weight2.main_grad", "int32", "floating"),
     ),
     "tied and delayed": Bad(
-        SEVERAL.but(delay=True),
+        SEVERAL.but(delay=(True, False)),
         _tied(0),
         ValueError,
         ("delay_wgrad_compute of FC1", "True", "distinct"),
     ),
+    "tied linears, FC1 delayed": Bad(
+        SQUARE.but(delay=(True, False), grad=("grad", "main_grad")),
+        _tied_linears,
+        ValueError,
+        ("FC1 and FC2 share a weight", "distinct"),
+    ),
+    "tied linears, FC2 delayed": Bad(
+        SQUARE.but(delay=(False, True)),
+        _tied_linears,
+        ValueError,
+        ("FC1 and FC2 share a weight", "distinct"),
+    ),
     "tied and delayed FC2": Bad(
-        SEVERAL.but(delay=True),
+        SEVERAL.but(delay=(False, True)),
         _tied(2),
         ValueError,
         ("delay_wgrad_compute of FC2", "True", "distinct"),

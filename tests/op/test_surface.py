@@ -381,11 +381,14 @@ class Shard(torch.Tensor):
     is_routed_expert = True
 
 
-def shard(model: Any, case: StepCase, events: list[str]) -> dict[str, torch.Tensor]:
-    """Replace the weights of a model with shards of half their rows; returns the full gradients,
+def shard(
+    model: Any, events: list[str], labels: tuple[str, ...] = ("dW1", "dW2")
+) -> dict[str, torch.Tensor]:
+    """Replace the weights of linears with shards of half their rows; returns the full gradients,
     which appear when the owner is given them."""
     received: dict[str, torch.Tensor] = {}
-    for label, op in (("dW1", model[0]), ("dW2", model[2])):
+    for label in labels:
+        op = model[0 if label == "dW1" else 2]
         full = [getattr(op, f"weight{index}").detach() for index in range(op.num_groups)]
         group = []
         for index, weight in enumerate(full):
@@ -414,22 +417,27 @@ def shard(model: Any, case: StepCase, events: list[str]) -> dict[str, torch.Tens
 
 
 @pytest.mark.parametrize("grad", ["grad", "fused"])
+@pytest.mark.parametrize("labels", [("dW1", "dW2"), ("dW1",), ("dW2",)], ids="+".join)
 @pytest.mark.parametrize("base", [SINGLE.but(splits=(128, 128)), SMALL], ids=["2g", "3g-pad"])
-def test_distributed_weights(base: StepCase, grad: str) -> None:
-    """Gathered for each pass, not saved; full gradients go to the owner, autograd gets dummies."""
+def test_distributed_weights(base: StepCase, labels: tuple[str, ...], grad: str) -> None:
+    """Gathered for each pass, not saved; full gradients go to the owner, autograd gets dummies.
+    The other linear's go where they always go."""
     case = base.but(grad=grad, bias=True)
     model, inputs, events = step.make_model(case), step.make_inputs(case), []
-    received = shard(model, case, events)
+    received = shard(model, events, labels)
     y = step.run_model(model, case, inputs)
     assert type(step.fused_op(model)).__name__ == "GroupedMLP_CuTeGEMMGLU"
-    assert events == [
-        "dW1 forward", "dW2 forward", "dW2 backward", "dW2 grads", "dW1 backward", "dW1 grads",
-    ]  # fmt: skip
+    every = ["dW1 forward", "dW2 forward", "dW2 backward", "dW2 grads", "dW1 backward", "dW1 grads"]
+    assert events == [event for event in every if event[:3] in labels]
     expected = step.run_step(case.but(grad="grad"))
     found = {"y": y.detach(), "dx": inputs.x.grad, "dprob": inputs.prob.grad, **received}
     step.assert_same(found, {name: expected[name] for name in found})
+    whole = step.run_step(case)
+    for label in {"dW1", "dW2"} - set(labels):
+        own = step.collect(case, model, inputs, y)[label]
+        assert step.same_bits(own, whole[label])
     for name, parameter in model.named_parameters():
-        if "weight" in name:
+        if "weight" in name and ("dW1" if name.startswith("0.") else "dW2") in labels:
             assert parameter.grad_added_to_main_grad, name
             assert parameter.grad is None or parameter.grad.shape == parameter.shape, name
 
@@ -451,7 +459,7 @@ def test_distributed_weights_gathered_quantized(
     """Each pass asks for the copy that it reads: the other one was not gathered."""
     case = SMALL
     model, inputs = step.make_model(case), step.make_inputs(case)
-    received = shard(model, case, [])
+    received = shard(model, [])
     for op in model[0], model[2]:
         lead = op.weight0
         full = lead.materialize_group_for_forward()

@@ -90,10 +90,10 @@ class Step:
         epilogue = DactEpilogue(self.prob, True, False, True)
         return self.backend.dact_dgrad(self.plan, self.dy, self.w2_back, self.pre, epilogue)
 
-    def wgrad(self, target: torch.Tensor | None = None) -> None:
+    def wgrad(self, target: torch.Tensor | None = None, *, accumulate: bool = False) -> None:
         out = torch.zeros(GROUPS, H, FFN) if target is None else target
         self.backend.wgrad(
-            self.plan, Kernel.FC2_WGRAD, self.mid, self.dy, WgradTarget(out, accumulate=False)
+            self.plan, Kernel.FC2_WGRAD, self.mid, self.dy, WgradTarget(out, accumulate)
         )
 
     def every(self) -> None:
@@ -387,6 +387,20 @@ def test_an_operand_that_begins_anywhere_is_refused(a_step: Step) -> None:
     odd = torch.zeros(ROWS * H + 1, dtype=torch.uint8)[1:].view(ROWS, H)
     a_step.x = damaged(a_step.x, data=odd)
     refused(a_step, a_step.fc1, match="x begins at an address that is 1 past")
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_an_unaligned_weight_gradient_is_written_through_a_copy(
+    a_step: Step, accumulate: bool
+) -> None:
+    expected = torch.full((GROUPS, H, FFN), 3.0)
+    a_step.wgrad(expected, accumulate=accumulate)
+    raw = torch.full((GROUPS * H * FFN + 1,), 3.0)
+    found = raw[1:].view(GROUPS, H, FFN)
+    a_step.wgrad(found, accumulate=accumulate)
+    assert torch.equal(found, expected)
+    assert (found != 3.0).any()
+    assert raw[0] == 3.0
 
 
 # Memory that launches share -----------------------------------------------------------------------
