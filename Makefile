@@ -5,13 +5,13 @@
 #
 #   make repro                        the padded single-group case, as a table
 #   make test PYTEST_ARGS="-k layout" the tests
-#   make TORCH=torch==2.13.0 test     the same with a chosen torch
+#   make VENV=.venv-cpu TORCH=torch==2.13.0 test   the same with a chosen torch, beside the other
 #   make PIP_ARGS="--pre" test        arguments for every pip call
 
 PYTHON ?= python3
 TORCH ?= torch
 TE ?= transformer-engine==2.20.2
-EXTRAS ?= standalone,dev
+EXTRAS ?= standalone,cli
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 # Tests run in this many processes, one thread of torch each, with one seed: both must name tests alike.
@@ -19,11 +19,15 @@ JOBS ?= 2
 # 1: `make test` installs the packages of the GPU kernels and compiles them, which needs no GPU;
 # 0 leaves those tests out.
 KERNELS ?= 1
+# The oldest torch that TE can be imported with; `make test-slow` runs the tests of TORCH_PART on it.
+OLDEST_TORCH ?= torch==2.6.0
+TORCH_PART := tests/cli tests/op/gpu tests/overlay tests/standalone
 
-VENV := .venv
+VENV ?= .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.dev
 KERNELS_STAMP := $(VENV)/.kernels
 SETTINGS := $(VENV)/.settings
 BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt te_grouped_mlp.pth $(shell find csrc -type f)
@@ -34,7 +38,7 @@ BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt te_grouped_mlp.pth $(shel
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
 
-venv: $(STAMP)
+venv: $(DEV_STAMP)
 
 # Rewritten only when a setting differs from that of the last call, so that it triggers then only.
 $(SETTINGS): FORCE
@@ -50,23 +54,36 @@ $(STAMP): $(SETTINGS) $(BUILD_INPUTS)
 	$(PIP) install --quiet $(PIP_ARGS) --editable '.[$(EXTRAS)]'
 	@touch $@
 
-$(KERNELS_STAMP): $(STAMP)
-	$(PIP) install --quiet $(PIP_ARGS) --editable '.[kernels-cu13,kernels-dev]'
+# What only tests and tools need; one installation for the tests of the kernels, or none of these.
+$(DEV_STAMP): $(STAMP)
+	$(PIP) install --quiet $(PIP_ARGS) --editable '.[dev]'
 	@touch $@
 
-repro: venv
-	$(VENV)/bin/te-grouped-mlp repro
+$(KERNELS_STAMP): $(STAMP)
+	$(PIP) install --quiet $(PIP_ARGS) --editable '.[dev,kernels-cu13,kernels-dev]'
+	@touch $(DEV_STAMP) $@
+
+# One thread: a second one gains nothing at these sizes, and waits in vain on a busy machine.
+repro: $(STAMP)
+	OMP_NUM_THREADS=1 $(VENV)/bin/te-grouped-mlp repro
 
 ifeq ($(KERNELS),1)
 test test-slow: $(KERNELS_STAMP)
 test test-slow: export TE_GROUPED_MLP_REQUIRE_KERNELS := 1
+else
+test test-slow: $(DEV_STAMP)
 endif
 
-test: venv
-	PYTHONHASHSEED=0 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) $(PYTEST_ARGS)
+# A file's tests run in one process, so that what they share is made once.
+PYTEST := PYTHONHASHSEED=0 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist loadfile
 
-test-slow: venv
-	PYTHONHASHSEED=0 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) -m "slow or not slow" $(PYTEST_ARGS)
+test:
+	$(PYTEST) $(PYTEST_ARGS)
+
+# The newest torch is what TORCH brings by default.
+test-slow:
+	$(PYTEST) -m "slow or not slow" $(PYTEST_ARGS)
+	$(MAKE) VENV=$(VENV)-oldest TORCH=$(OLDEST_TORCH) KERNELS=0 PYTEST_ARGS="$(TORCH_PART)" test
 
 test-gpu: venv
 	$(PY) -m pytest -m "gpu or sm90 or sm100" $(PYTEST_ARGS)

@@ -22,8 +22,8 @@ TARGET = f"{PACKAGE}.grouped_mlp"
 # The text by which our "use the fork" patch marks a TE file that it changed.
 PATCH_MARKER = "te-grouped-mlp: use the fork"
 
-MIN_TORCH = (2, 4)
-"""The first torch whose autocast can be asked about a device."""
+MIN_TORCH = (2, 6)
+"""The first torch that has what TE's MXFP8 tensors import."""
 SUPPORTED = "2.19.0 or 2.20.x"
 _SUPPORTED_PATTERN = re.compile(r"2\.(19\.0|20\.\d+)(\+.*)?")
 

@@ -86,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
     from te_grouped_mlp.patches import engine
     from te_grouped_mlp.patches.base import BadTreeError, PatchError
 
+    output.need("libcst")
     try:
         answer = getattr(engine, args.action)(args.tree, args.only)
     except BadTreeError as error:

@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from te_grouped_mlp.cli import machine
 from te_grouped_mlp.cli.remedies import REMEDIES
 from te_grouped_mlp.op import environment
 from tests.cli.conftest import ROOT, Shell
@@ -23,6 +26,14 @@ COMMANDS = re.findall(r"^te-grouped-mlp .*$", TEXT, flags=re.MULTILINE)
 def test_page_is_there_in_the_repository() -> None:
     assert bool(TEXT) == (ROOT / "pyproject.toml").is_file()
     assert not TEXT or len(COMMANDS) == len(re.findall(r"^```sh$", TEXT, flags=re.MULTILINE))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_look_at_the_machine() -> Iterator[None]:
+    """The process that looks at torch and the frontend answers each `doctor` of the page alike."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "_ask_child", functools.cache(machine._ask_child))
+        yield
 
 
 @pytest.mark.parametrize("line", COMMANDS)

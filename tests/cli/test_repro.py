@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from te_grouped_mlp import host
 from te_grouped_mlp.cli import repro
 from te_grouped_mlp.op.problem import Activation
 from tests.cli.conftest import Shell, python
@@ -92,17 +93,11 @@ def test_one_wrong_value_is_seen(name: str, where: str) -> None:
     assert case.rel_err[name] == (0.5 if where == "live" else 0.0)
 
 
-def test_without_te_the_message_says_so() -> None:
-    code = """
-from te_grouped_mlp import host
-host.te_root = lambda: None
-from te_grouped_mlp.cli import main
-raise SystemExit(main(["repro"]))
-"""
-    done = python(code)
-    assert done.returncode == 1
-    assert done.stderr.startswith("te-grouped-mlp repro: Transformer Engine is not installed")
-    assert len(done.stderr.splitlines()) == 1
+def test_without_te_the_message_says_so(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "te_root", lambda: None)
+    assert shell("repro") == 1
+    assert shell.err.startswith("te-grouped-mlp repro: Transformer Engine is not installed")
+    assert len(shell.err.splitlines()) == 1
 
 
 def test_with_the_fork_switched_off_the_reason_is_given() -> None:

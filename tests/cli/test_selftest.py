@@ -8,14 +8,14 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from te_grouped_mlp.cli import frontend_releases, selftest, step
+from te_grouped_mlp.cli import frontend_releases, main, selftest, step
 from te_grouped_mlp.op import environment, selection
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.environment import Environment, Switches
@@ -54,14 +54,45 @@ def blackwell(**changes: Any) -> Environment:
     return dataclasses.replace(found, **changes)
 
 
-def test_cpu_passes_and_reports(shell: Shell, cache: Path) -> None:
-    assert shell("selftest", "--quick", "--json") == 0
-    found = shell.json()
+class Whole(NamedTuple):
+    """A run over every activation: the exit code, the report, and what every case gave."""
+
+    code: int
+    report: dict[str, Any]
+    results: dict[cases.Case, checks.Result | None]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    folder, results = tmp_path_factory.mktemp("whole"), {}
+    run_all = selftest._run_all
+
+    def keep(found: Sequence[cases.Case], runs: int) -> dict[cases.Case, checks.Result | None]:
+        results.update(run_all(found, runs))
+        return results
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        patch.setattr(selftest, "_run_all", keep)
+        code = main(["selftest", "--quick", "--json", str(folder / "report")])
+    report = json.loads((folder / "report").read_text())
+    assert report["note"] == str(folder / "te-grouped-mlp" / "selftest.json")
+    return Whole(code, report, results)
+
+
+@pytest.fixture
+def replayed(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`selftest` gives the results of the whole run, without running it again."""
+    monkeypatch.setattr(selftest, "_run_all", lambda found, runs: whole.results)
+
+
+def test_cpu_passes_and_reports(whole: Whole) -> None:
+    assert whole.code == 0
+    found = whole.report
     assert found["ok"] is True
     assert found["schema"] == selftest.SCHEMA
     assert found["machine"]["gpu"] is None
     assert found["machine"]["versions"]["torch"] == torch.__version__
-    assert found["note"] == str(cache)
     wanted = set(
         itertools.product(
             [kind.value for kind in Activation], [False, True], ["one, padded", "several, padded"]
@@ -101,7 +132,7 @@ def test_text_has_a_row_for_each_case_and_a_last_line(shell: Shell) -> None:
     assert len(rows) == 4
     assert all("ScaledSReLU" in row and "2 equal" in row for row in rows)
     assert shell.out.splitlines()[-1].startswith("All is well: 4 cases in ")
-    assert "selftest: 4 steps" in shell.err
+    assert "selftest: 1 of 4, " in shell.err
 
 
 Spoil = Callable[[torch.Tensor], None]
@@ -194,7 +225,11 @@ def test_exception_fails_its_case_and_the_rest_goes_on(
         honest(self, plan, *arguments)
 
     monkeypatch.setattr(ReferenceBackend, "wgrad", broken)
+    # One layout of every activation, since fewer activations leave no note.
+    layouts = cases.layouts
+    monkeypatch.setattr(cases, "layouts", lambda *a, **options: layouts(*a, **options)[:1])
     assert shell("selftest", "--quick", "--runs", "2", "--json") == 1
+    assert len(shell.json()["cases"]) == 2 * len(Activation)
     for row in shell.json()["cases"]:
         assert row["ok"] is not row["bias"]
         assert row["error"] == ("OSError: an illegal address" if row["bias"] else None)
@@ -483,21 +518,22 @@ def test_spoilt_note_counts_as_none(cache: Path, text: str) -> None:
     assert [file.name for file in cache.parent.iterdir()] == [cache.name]
 
 
-def test_doctor_shows_the_note(shell: Shell) -> None:
+@pytest.mark.usefixtures("replayed")
+def test_doctor_shows_the_note(shell: Shell, tmp_path: Path) -> None:
     assert shell("selftest", "--quick", "--runs", "2") == 0
-    assert shell("doctor") == 0
+    report = tmp_path / "report.json"
+    assert shell("doctor", "--json", str(report)) == 0
     line = "selftest --quick: reference mxfp8 passed here on "
     assert line in shell.out
-    assert shell("doctor", "--json") == 0
-    (found,) = shell.json()["selftest"]
+    (found,) = json.loads(report.read_text())["selftest"]
     assert found["ok"] is found["current"] is True
     # Another machine has no notes here.
-    assert shell("doctor", "--assume", "sm=none,frontend=none", "--json") == 0
-    assert shell.json()["selftest"] is None
-    assert shell("doctor", "--assume", "sm=none,frontend=none") == 0
+    assert shell("doctor", "--assume", "sm=none,frontend=none", "--json", str(report)) == 0
+    assert json.loads(report.read_text())["selftest"] is None
     assert "selftest" not in shell.out
 
 
+@pytest.mark.usefixtures("replayed")
 def test_note_that_cannot_be_written_changes_nothing(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,10 +79,15 @@ def test_wheel_asks_for_torch_without_bound_and_never_for_te(wheel: Path) -> Non
     metadata = email.message_from_string(archive.read(name).decode())
     requirements = metadata.get_all("Requires-Dist") or []
     plain = {r for r in requirements if ";" not in r}
-    assert plain == {"torch", "packaging", "rich", "libcst"}
+    assert plain == {"torch", "packaging"}
     named = {re.split(r"[ \[<>=!~;]", r)[0].lower().replace("_", "-") for r in requirements}
     assert not {n for n in named if n.startswith("transformer-engine")}
     extras = set(metadata.get_all("Provides-Extra") or [])
-    assert extras == {"standalone", "kernels", "kernels-cu13", "kernels-dev", "plot", "dev"}
+    assert extras == {
+        "standalone", "cli", "kernels", "kernels-cu13", "kernels-dev", "plot", "dev"
+    }  # fmt: skip
+    of_cli = {r.split(";")[0] for r in requirements if 'extra == "cli"' in r}
+    assert of_cli == {"rich", "libcst"}
+    assert 'te-grouped-mlp[cli]; extra == "dev"' in requirements
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.10"

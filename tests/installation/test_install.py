@@ -41,7 +41,7 @@ def test_install_and_uninstall_leave_torch_and_te_alone(
     site, links = _site(tmp_path, te_version)
     before = site.files()
     links_option = ("--no-index", "--find-links", str(links))
-    site.pip("install", *links_option, f"{wheel}[standalone]")
+    site.pip("install", *links_option, f"{wheel}[standalone,cli]")
     during = site.files()
     assert "te_grouped_mlp.pth" in during
     assert {name: during.get(name) for name in before} == before

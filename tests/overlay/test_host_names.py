@@ -4,6 +4,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+
+import pytest
+
 from te_grouped_mlp import host
 
 
@@ -11,3 +15,15 @@ def test_a_wrong_keyword_is_found() -> None:
     assert host._missing_keywords(lambda prepend: None, ("prepend", "first")) == ["first"]
     assert host._missing_keywords(lambda **rest: None, ("first",)) == []
     assert host._missing_keywords(object(), ("first",)) == []
+
+
+@pytest.mark.parametrize(
+    ("torch", "refused"), [("2.5.1", True), ("2.6.0+cpu", False), ("2.14.1", False)]
+)
+def test_a_torch_that_te_cannot_be_imported_with_is_refused(
+    monkeypatch: pytest.MonkeyPatch, torch: str, refused: bool
+) -> None:
+    versions = {"torch": torch, "transformer-engine": "2.20.2"}
+    monkeypatch.setattr(importlib.metadata, "version", versions.__getitem__)
+    text = f"torch {torch}, installed with TE 2.20.2, is older than 2.6, which is needed"
+    assert host.version_refusal() == (text if refused else None)

@@ -36,21 +36,23 @@ def _frontend() -> None:
     require_frontend()
 
 
-def all_of(level: str, folder: Path) -> dict[str, Result]:
-    report = launch(level, [(case, "") for case in CASES.values()], folder)
+def all_of(level: str, folder: Path, faults: dict[str, LaunchCase]) -> dict[str, Result]:
+    """Make every launch, and then the faulty ones, in one process; results by case and fault."""
+    jobs = [(case, "") for case in CASES.values()]
+    report = launch(level, jobs + [(case, fault) for fault, case in faults.items()], folder)
     seconds = sum(result.seconds for result in report.results)
     print(f"{len(CASES)} launches, {level}: {seconds:.1f} s, {report.megabytes:.0f} MB")  # noqa: T201
-    return dict(zip(CASES, report.results, strict=True))
+    return dict(zip([*CASES, *faults], report.results, strict=True))
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
-    return all_of(fake_cuda.RECORD, tmp_path_factory.mktemp("record"))
+    return all_of(fake_cuda.RECORD, tmp_path_factory.mktemp("record"), SEEN_BY_THE_WRAPPER)
 
 
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
-    return all_of(fake_cuda.CHECK, tmp_path_factory.mktemp("check"))
+    return all_of(fake_cuda.CHECK, tmp_path_factory.mktemp("check"), SEEN_BY_THE_KERNEL)
 
 
 def test_there_are_enough_of_them() -> None:
@@ -111,12 +113,9 @@ SEEN_BY_THE_KERNEL: dict[str, LaunchCase] = {
 }
 
 
-def test_the_wrapper_sees_a_faulty_builder(tmp_path: Path) -> None:
-    jobs = [(case, fault) for fault, case in SEEN_BY_THE_WRAPPER.items()]
-    report = launch(fake_cuda.RECORD, jobs, tmp_path)
-    for (_, fault), result in zip(jobs, report.results, strict=True):
-        seen = bool(result.error)
-        assert seen, fault
+@pytest.mark.parametrize("fault", SEEN_BY_THE_WRAPPER)
+def test_the_wrapper_sees_a_faulty_builder(recorded: dict[str, Result], fault: str) -> None:
+    assert recorded[fault].error
 
 
 # Check -------------------------------------------------------------------------------------------
@@ -133,14 +132,13 @@ def test_the_kernel_takes_every_argument(checked: dict[str, Result], name: str) 
 
 
 @pytest.mark.slow
-def test_the_kernel_sees_a_faulty_builder(tmp_path: Path) -> None:
-    jobs = [(case, fault) for fault, case in SEEN_BY_THE_KERNEL.items()]
-    report = launch(fake_cuda.CHECK, jobs, tmp_path)
-    for (_, fault), result in zip(jobs, report.results, strict=True):
-        errors = [result.error, *(made.error for made in result.launches)]
-        assert any("Misaligned" in error or "misaligned" not in fault for error in errors), fault
-        assert any(errors), fault
-        assert not any(PASSED in error for error in errors), (fault, errors)
+@pytest.mark.parametrize("fault", SEEN_BY_THE_KERNEL)
+def test_the_kernel_sees_a_faulty_builder(checked: dict[str, Result], fault: str) -> None:
+    result = checked[fault]
+    errors = [result.error, *(made.error for made in result.launches)]
+    assert any("Misaligned" in error or "misaligned" not in fault for error in errors)
+    assert any(errors)
+    assert not any(PASSED in error for error in errors), errors
 
 
 def parks_its_partial_sums(text: str, plain: str) -> bool:
