@@ -14,7 +14,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from te_grouped_mlp.standalone import grouped_gemm_call, loader, replacements, upstream_fused
+from te_grouped_mlp.standalone import (
+    availability,
+    grouped_gemm_call,
+    loader,
+    replacements,
+    upstream_fused,
+)
 from te_grouped_mlp.standalone.replacements import constant, view
 
 GROUPED_MLP = "transformer_engine.pytorch.ops.fused.grouped_mlp"
@@ -41,6 +47,7 @@ class Override:
 
 _PYTORCH = "transformer_engine.pytorch"
 _CURRENT_DEVICE = "asks torch.cuda for the current device or its properties"
+_CAPABILITY_ALONE = "answers by the device's capability, whatever tex implements"
 _AUTOCAST = "asks for the autocast state of CUDA, which a CPU machine never sets"
 
 TABLE: tuple[Override, ...] = (
@@ -68,6 +75,36 @@ TABLE: tuple[Override, ...] = (
         "torch",
         "asks whether the current stream is capturing, which raises without CUDA",
         view,
+    ),
+    Override(
+        f"{_PYTORCH}.quantization",
+        "check_fp8_support",
+        _CAPABILITY_ALONE,
+        availability.lacking("FP8 with a scale for each tensor"),
+    ),
+    Override(
+        f"{_PYTORCH}.quantization",
+        "check_fp8_block_scaling_support",
+        _CAPABILITY_ALONE,
+        availability.lacking("FP8 block scaling"),
+    ),
+    Override(
+        f"{_PYTORCH}.quantization",
+        "check_nvfp4_support",
+        _CAPABILITY_ALONE,
+        availability.lacking("NVFP4"),
+    ),
+    Override(
+        f"{_PYTORCH}.quantization",
+        "check_recipe_support",
+        "leaves NVFP4 to an assertion that comes after a region has been entered",
+        availability.check_recipe_support,
+    ),
+    Override(
+        f"{_PYTORCH}.quantization",
+        "FP8GlobalStateManager.is_fp8_available",
+        "is asked for every recipe, MXFP8 too",
+        availability.is_fp8_available,
     ),
     Override(f"{_PYTORCH}.quantized_tensor", "torch", _CURRENT_DEVICE, view),
     Override(
@@ -119,6 +156,12 @@ TABLE: tuple[Override, ...] = (
         "refuses an alpha that does not lie on a CUDA device",
         grouped_gemm_call.make,
     ),
+    Override(
+        f"{_PYTORCH}.module.base",
+        "get_dummy_wgrad",
+        "makes the placeholder gradient on CUDA",
+        constant(replacements.get_dummy_wgrad),
+    ),
     Override(f"{_PYTORCH}.ops._common", "torch", _AUTOCAST, view),
     Override(
         f"{_PYTORCH}.ops._common",
@@ -127,9 +170,19 @@ TABLE: tuple[Override, ...] = (
         constant(replacements.dummy_wgrads_for_params),
     ),
     Override(f"{_PYTORCH}.ops.op", "torch", "synchronizes the CUDA device", view),
-    Override(f"{_PYTORCH}.ops.basic.grouped_linear", "torch", _AUTOCAST, view),
-    Override(f"{_PYTORCH}.ops.basic.swiglu", "torch", _AUTOCAST, view),
-    Override(f"{_PYTORCH}.ops.basic.activation", "torch", _AUTOCAST, view),
+    *(
+        Override(f"{_PYTORCH}.ops.{name}", "torch", _AUTOCAST, view)
+        for name in (
+            "basic.activation",
+            "basic.basic_linear",
+            "basic.grouped_linear",
+            "basic.swiglu",
+            "fused.forward_linear_bias_activation",
+            "fused.forward_linear_bias_add",
+            "fused.forward_linear_scale_add",
+            "fused.userbuffers_forward_linear",
+        )
+    ),
     Override(
         GROUPED_MLP,
         "torch",

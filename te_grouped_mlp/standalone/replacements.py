@@ -8,7 +8,7 @@ A function with the arguments (module, original) makes the replacement; the othe
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -124,6 +124,14 @@ def from_mxfp8(module: ModuleType, original: Any) -> Any:
 @functools.cache
 def dummy_wgrad(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return memory.empty(shape, dtype, device)
+
+
+def get_dummy_wgrad(shape: Sequence[int], dtype: torch.dtype, zero: bool = False) -> torch.Tensor:
+    """Return a placeholder gradient where tensors go by default, over memory that shapes share."""
+    dummy = dummy_wgrad(tuple(shape), dtype, default_device())
+    if zero:
+        dummy.zero_()
+    return dummy.detach()
 
 
 _ADDED = "grad_added_to_main_grad"

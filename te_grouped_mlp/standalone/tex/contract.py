@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -155,6 +155,10 @@ def _is_sequence(value: Any) -> bool:
     return hasattr(type(value), "__getitem__") and not isinstance(value, (str, bytes, dict))
 
 
+def _are_tensors(values: Any) -> bool:
+    return all(issubclass(kind, torch.Tensor) for kind in set(map(type, values)))
+
+
 def _is_te_dtype(value: Any) -> bool:
     # One of kByte, ..., kFloat4E2M1, as a number.
     return isinstance(value, int) and 0 <= value <= 10
@@ -184,30 +188,38 @@ def _converter(annotation: str) -> Callable[[Any], bool]:
         return _is_sequence
     if annotation.startswith("Sequence["):
         inner = _converter(annotation[len("Sequence[") : -1])
+        if inner is _CONVERTERS["torch.Tensor"]:
+            return lambda value: _is_sequence(value) and _are_tensors(value)
         return lambda value: _is_sequence(value) and all(map(inner, value))
     return _CONVERTERS[annotation]
 
 
 # Devices ------------------------------------------------------------------------------------------
 
-# What lies on no device.
-_PLAIN = (int, float, str, bytes, torch.dtype)
+_NOWHERE = frozenset({int, float, bool, str, bytes, type(None), torch.dtype})
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
-def _devices(value: Any) -> Iterator[torch.device]:
-    """Yield the device of each tensor in an argument: tensor, quantized tensor, list, device."""
-    if value is None or isinstance(value, _PLAIN):
-        return
+def _devices(value: Any) -> Iterable[torch.device]:
+    """Return the devices of an argument: tensor, quantized tensor, list of such, device."""
+    kind = type(value)
+    if kind in _NOWHERE:
+        return ()
+    if kind in _TENSORS:
+        return (value.device,)
+    if kind is torch.device:
+        return (value,)
     if isinstance(value, (list, tuple)):
-        for item in value:
-            if not isinstance(item, _PLAIN):
-                yield from _devices(item)
-    elif isinstance(value, torch.device):
-        yield value
-    elif hasattr(value, "get_data_tensors"):
-        yield from _devices(tuple(value.get_data_tensors()))
-    elif isinstance(value, torch.Tensor):
-        yield value.device
+        # Lists have hundreds of entries, of one kind or two.
+        kinds = set(map(type, value))
+        if kinds <= _NOWHERE:
+            return ()
+        if kinds <= _TENSORS:
+            return {tensor.device for tensor in value}
+        return [device for item in value for device in _devices(item)]
+    if hasattr(value, "get_data_tensors"):
+        return _devices(tuple(value.get_data_tensors()))
+    return (value.device,) if isinstance(value, torch.Tensor) else ()
 
 
 def _check_devices(function: str, given: Arguments, allowed: tuple[str, ...]) -> None:

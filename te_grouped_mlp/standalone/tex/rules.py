@@ -65,7 +65,8 @@ def contiguous(name: str) -> Refusal:
         tensor = a[name]
         if tensor is None or tensor.is_contiguous():
             return None
-        return f"{name} has stride {tuple(tensor.stride())}; allowed: contiguous"
+        strides = tuple(tensor.stride())
+        return f"{name} has stride {strides}; allowed: contiguous, as the extension reads it"
 
     return own(f"stride of {name}", rule)
 

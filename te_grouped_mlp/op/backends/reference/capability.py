@@ -64,11 +64,11 @@ def _problem_refusals(problem: Problem, env: Environment) -> Iterator[Reject]:
         yield Reject(Reason.DTYPE, _dtype_detail("dtype of the weights", problem.dtype))
     if problem.fc1.scale_bias:
         yield Reject(Reason.OPTION, "scale_bias is set on FC1; allowed: on FC2 only")
+    interleaves = (INTERLEAVE,) if fmt.is_block_scaled else (INTERLEAVE, None)
+    yield from feature_refusals(problem, fmt.features_multiple, interleaves)
     if fmt.is_block_scaled and problem.num_groups > MAX_QUANTIZED_GROUPS and not _is_2_19(env):
         detail = f"num_groups is {problem.num_groups}; allowed: 1 to {MAX_QUANTIZED_GROUPS}"
         yield Reject(Reason.OPTION, detail)
-    interleaves = (INTERLEAVE,) if fmt.is_block_scaled else (INTERLEAVE, None)
-    yield from feature_refusals(problem, fmt.features_multiple, interleaves)
 
 
 def _is_2_19(env: Environment) -> bool:
