@@ -38,7 +38,6 @@ def through_activation(
     problem, call = plan.problem, plan.call
     if not call.needs_dact:
         return _NOTHING
-    assert state.ops is not None
     quantizer = state.ops.weight_quantizers[1]
     w2 = weights.for_backward(owners, quantizer, problem.fc2, state.w2, plan)
     assert state.pre_activation is not None
@@ -72,7 +71,6 @@ def of_input(
     problem, call = state.plan.problem, state.plan.call
     if not call.wants(Output.DX):
         return None
-    assert state.ops is not None
     quantizer = state.ops.weight_quantizers[0]
     w1 = weights.for_backward(owners, quantizer, problem.fc1, state.w1, state.plan)
     dx = buffer

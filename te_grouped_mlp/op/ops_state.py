@@ -21,11 +21,13 @@ from te_grouped_mlp.op import quantizers, spacing
 from te_grouped_mlp.op.operands import WeightOperand, torch_dtype
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import LinearSpec
-from te_grouped_mlp.op.saved import OpsState, Owners, Versions
+from te_grouped_mlp.op.saved import OpsState, Owners, SavedState, Versions
+
+_UNREAD = OpsState(None, (None, None), (None, None))
 
 
-def read(plan: Plan, fc1: Any, fc2: Any, owners: Owners) -> OpsState | None:
-    """Read the two GroupedLinears for a backward; None when no backward follows.
+def read(plan: Plan, fc1: Any, fc2: Any, owners: Owners) -> OpsState:
+    """Read the two GroupedLinears for a backward; nothing is read when none follows.
 
     Args:
         plan: Of the call.
@@ -33,7 +35,7 @@ def read(plan: Plan, fc1: Any, fc2: Any, owners: Owners) -> OpsState | None:
         owners: Their weight parameters.
     """
     if not plan.call.needs_backward:
-        return None
+        return _UNREAD
     problem = plan.problem
     gathered = [
         quantizers.kept(op, "forward", 1) if spec.distributed else None
@@ -61,25 +63,22 @@ def _versions(plan: Plan, spec: LinearSpec, weights: Sequence[torch.Tensor]) -> 
     return _written(weights)
 
 
-def require_unwritten(
-    plan: Plan, state: OpsState, owners: Owners, w1: WeightOperand | None, w2: WeightOperand | None
-) -> None:
+def require_unwritten(state: SavedState, owners: Owners) -> None:
     """Check that the saved weights are what the forward saved.
 
     The ``data`` of a plain parameter may be another tensor of the same kind: frameworks that shard
     parameters gather them anew before the backward, and autograd follows.
 
     Args:
-        plan, state: Of the call.
+        state: Of the call.
         owners: The weight parameters of FC1 and of FC2, as the forward used them.
-        w1, w2: What the forward saved of them; None for what is not read.
 
     Raises:
         RuntimeError: A parameter was written in place, or holds matrices of another kind.
     """
     for label, weights, before, kept in (
-        ("FC1", owners[0], state.versions[0], w1),
-        ("FC2", owners[1], state.versions[1], w2),
+        ("FC1", owners[0], state.ops.versions[0], state.w1),
+        ("FC2", owners[1], state.ops.versions[1], state.w2),
     ):
         if kept is None:
             continue
@@ -91,7 +90,7 @@ def require_unwritten(
                 f"inplace operation: {label} weight{index} is at version {now}; expected {then}"
             )
         if not kept.format.is_block_scaled and not isinstance(kept.data, torch.Tensor):
-            _require_same_kind(label, kept, plan)
+            _require_same_kind(label, kept, state.plan)
 
 
 def _written(weights: Sequence[torch.Tensor]) -> tuple[int, ...]:

@@ -64,7 +64,7 @@ class SavedState:
             is gathered anew.
         owns_x: Whether the buffers of `x` were allocated by the op, so that it may free them.
         bias2: FC2's bias (G, N2), which the gradient of its scale reads; None without one.
-        ops: Of the ops as the forward found them; None when no backward follows.
+        ops: Of the ops as the forward found them.
     """
 
     plan: Plan
@@ -77,7 +77,7 @@ class SavedState:
     w2: WeightOperand | None
     owns_x: bool
     bias2: torch.Tensor | None
-    ops: OpsState | None
+    ops: OpsState
 
 
 @record
@@ -99,7 +99,7 @@ class Skeleton:
     activated: _Tokens | None
     w1: _Weight | None
     w2: _Weight | None
-    ops: OpsState | None
+    ops: OpsState
 
 
 # Format and shape, then axis and tile order of the column copy of a quantized operand.

@@ -96,7 +96,7 @@ def state_of(x: str | None, w: str | None, *, prob: bool, quantized: bool) -> sa
         w2=weight("plain" if w == "whole" else w, make),
         owns_x=quantized,
         bias2=make(3, 4) if quantized else None,
-        ops=saved.OpsState("of the gradient", ("of FC1", None), ((1, 2), None)) if w else None,
+        ops=saved.OpsState("of the gradient", ("of FC1", None), ((1, 2), None)),
     )
 
 

@@ -106,7 +106,7 @@ def _block_scale(calls: Calls) -> ModuleType:
         for span in parts(src.shape[0], ends, members):
             rows, cols = src[span].shape
             made = mxfp8.allocate((rows, cols), quantizer, flat=False)
-            mxfp8.run_quantize(src[span], made, quantizer)
+            mxfp8.run_quantize(src[span], made, quantizer, swizzled=True)
             for axis, data, scale, name in (
                 (ROW, made.row_data, made.row_scale, "row"),
                 (COLUMN, made.column_data, made.column_scale, "column"),

@@ -173,8 +173,7 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
         checks.tokens("grad_output", grad_output, features, device)
         scaled = plan.call.format.is_block_scaled
         quantizers.require_readable("grad_output", grad_output, block_scaled=scaled)
-        assert state.ops is not None
-        ops_state.require_unwritten(plan, state.ops, ctx.owners, state.w1, state.w2)
+        ops_state.require_unwritten(state, ctx.owners)
         dx, grads1, grads2, dprob = _backward(ops, state, ctx.owners, grad_output, ctx.grad_input)
         # The caller's buffer goes back as a view, which autograd keeps without a copy.
         if dx is not None and (ctx.grad_input is not None or dx.shape != ctx.input_shape):
@@ -240,7 +239,6 @@ def _backward(
     fc1, _, fc2 = ops
     plan, splits = state.plan, state.splits
     problem, call, run = plan.problem, plan.call, selection.run(plan)
-    assert state.ops is not None
     target1, target2 = weight_gradient.main_grad_targets(plan, owners)
     if not isinstance(grad_output, GroupedTensor):
         grad_output = grad_output.reshape(-1, problem.fc2.out_features)
