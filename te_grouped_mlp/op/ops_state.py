@@ -37,13 +37,12 @@ def read(plan: Plan, fc1: Any, fc2: Any, owners: Owners) -> OpsState:
     if not plan.call.needs_backward:
         return _UNREAD
     problem = plan.problem
-    gathered = [
-        quantizers.kept(op, "forward", 1) if spec.distributed else None
-        for op, spec in ((fc1, problem.fc1), (fc2, problem.fc2))
-    ]
     return OpsState(
         quantizers.kept(fc2, "backward", 0),
-        (gathered[0], gathered[1]),
+        (
+            quantizers.kept(fc1, "forward", 1) if problem.fc1.distributed else None,
+            quantizers.kept(fc2, "forward", 1) if problem.fc2.distributed else None,
+        ),
         (_versions(plan, problem.fc1, owners[0]), _versions(plan, problem.fc2, owners[1])),
     )
 
@@ -82,19 +81,22 @@ def require_unwritten(state: SavedState, owners: Owners) -> None:
     ):
         if kept is None:
             continue
-        if before is not None and before != _written(weights):
-            pairs = zip(before, _written(weights), strict=True)
-            index, (then, now) = next(x for x in enumerate(pairs) if x[1][0] != x[1][1])
+        now = before and _written(weights)
+        if before and now != before:
+            index = next(i for i, count in enumerate(before) if now[i] != count)
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
-                f"inplace operation: {label} weight{index} is at version {now}; expected {then}"
+                f"inplace operation: {label} weight{index} is at version {now[index]}; expected "
+                f"{before[index]}"
             )
         if not kept.format.is_block_scaled and not isinstance(kept.data, torch.Tensor):
             _require_same_kind(label, kept, state.plan)
 
 
 def _written(weights: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    return tuple([weight._version for weight in weights])
+    # TE's classes make PyTorch look for an override at each question.
+    with torch._C.DisableTorchFunctionSubclass():
+        return tuple([weight._version for weight in weights])
 
 
 def _require_same_kind(label: str, kept: WeightOperand, plan: Plan) -> None:

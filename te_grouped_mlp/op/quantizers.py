@@ -39,6 +39,9 @@ def recipe_facts(fc1: Any, fc2: Any, recipe: Any) -> tuple[RecipeKind, str]:
     kind, detail = te_recipe.read(recipe)
     if kind is not RecipeKind.MXFP8:
         return kind, detail
+    # Each forward asks: first whether all are as usual.
+    if _make_e4m3(fc1) and _make_e4m3(fc2):
+        return kind, ""
     for label, op in (("FC1", fc1), ("FC2", fc2)):
         for role, mode, index in _ROLES:
             quantizer = op.get_quantizer(mode, index)
@@ -51,6 +54,14 @@ def recipe_facts(fc1: Any, fc2: Any, recipe: Any) -> tuple[RecipeKind, str]:
                 return kind, f"{te_recipe.HYBRID}: {text}"
             return RecipeKind.OTHER, text
     return kind, ""
+
+
+def _make_e4m3(op: Any) -> bool:
+    get = op.get_quantizer
+    x, weight, dy = get("forward", 0), get("forward", 1), get("backward", 0)
+    if not type(x) is type(weight) is type(dy) is MXFP8Quantizer:
+        return False
+    return bool(x.dtype == weight.dtype == dy.dtype == _E4M3)
 
 
 def _name(quantizer: Any) -> str:
