@@ -5,17 +5,16 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
 
 import torch
 
 from te_grouped_mlp import _C
 from te_grouped_mlp.op import memory
 from te_grouped_mlp.op.layout import Output
-from te_grouped_mlp.op.operands import Splits, torch_dtype
+from te_grouped_mlp.op.operands import Splits
+from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import Call, LinearSpec
 from te_grouped_mlp.op.saved import SavedState
-from te_grouped_mlp.op.te_adapter import packed_bias
 
 _DECIDE_THREADS = 0
 _SOURCE_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
@@ -26,13 +25,25 @@ def wanted(fc2: LinearSpec, call: Call) -> tuple[bool, bool]:
     return call.wants(Output.DB2), fc2.has_bias and fc2.scale_bias and call.wants(Output.DPROB)
 
 
+def to_save(bias2: torch.Tensor | None, plan: Plan) -> torch.Tensor | None:
+    """Return what the backward reads of FC2's bias: a copy, or None if its scale has no gradient.
+
+    Args:
+        bias2: (G, N), new, or a view of one parameter for all experts.
+        plan: Of the call.
+    """
+    spec = plan.problem.fc2
+    if bias2 is None or not wanted(spec, plan.call)[1]:
+        return None
+    return bias2.clone() if spec.single_grouped_bias else bias2
+
+
 def of_fc2(
-    fc2: Any, state: SavedState, values: torch.Tensor | None
+    state: SavedState, values: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Return the gradient of FC2's bias, and of the scale of that bias.
 
     Args:
-        fc2: The GroupedLinear.
         state: Of the call.
         values: Of the output gradient, (rows, FC2 out features); None if neither is wanted.
 
@@ -40,18 +51,15 @@ def of_fc2(
         fp32 (G, N) and fp32 (rows,); each None where it is not wanted.
     """
     spec, call = state.plan.problem.fc2, state.plan.call
-    wants_bias, wants_scale = wanted(spec, call)
+    wants_bias = call.wants(Output.DB2)
     if values is None:
         return None, None
-    dtype = torch_dtype(call.dtype)
     bias_grad = scale_grad = None
     if wants_bias:
         scale = state.prob if spec.scale_bias else None
         bias_grad = column_sums(values, scale, state.splits)
-    if wants_scale:
-        bias = packed_bias(fc2, dtype)
-        assert bias is not None
-        scale_grad = row_dots(values, bias, state.splits)
+    if state.bias2 is not None:
+        scale_grad = row_dots(values, state.bias2, state.splits)
     return bias_grad, scale_grad
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,12 +20,12 @@ _NOTHING = DactResult(grad=None, dprob=None, bias_grad=None, activated=None)  # 
 
 
 def through_activation(
-    fc2: Any, run: CheckedBackend, state: SavedState, dy: GroupedOperand
+    owners: Sequence[Any], run: CheckedBackend, state: SavedState, dy: GroupedOperand
 ) -> DactResult:
     """Return the gradient of FC1's output and what is summed on the way to it.
 
     Args:
-        fc2: The GroupedLinear.
+        owners: FC2's weight parameters, as the forward had them.
         run: The device operations of the plan.
         state: Of the call.
         dy: The output gradient; its row copy is read.
@@ -37,7 +38,8 @@ def through_activation(
     problem, call = plan.problem, plan.call
     if not call.needs_dact:
         return _NOTHING
-    w2 = weights.for_backward(fc2, problem.fc2, state.w2, plan)
+    quantizer = state.ops.weight_quantizers[1]
+    w2 = weights.for_backward(owners, quantizer, problem.fc2, state.w2, plan)
     assert state.pre_activation is not None
     epilogue = DactEpilogue(
         prob=state.prob,
@@ -50,7 +52,7 @@ def through_activation(
 
 
 def of_input(
-    fc1: Any,
+    owners: Sequence[Any],
     run: CheckedBackend,
     state: SavedState,
     dh: GroupedOperand,
@@ -59,7 +61,7 @@ def of_input(
     """Return the gradient of the input, or None when it is not wanted.
 
     Args:
-        fc1: The GroupedLinear.
+        owners: FC1's weight parameters, as the forward had them.
         run: The device operations of the plan.
         state: Of the call.
         dh: The gradient of FC1's output; its row copy is read.
@@ -69,7 +71,8 @@ def of_input(
     problem, call = state.plan.problem, state.plan.call
     if not call.wants(Output.DX):
         return None
-    w1 = weights.for_backward(fc1, problem.fc1, state.w1, state.plan)
+    quantizer = state.ops.weight_quantizers[0]
+    w1 = weights.for_backward(owners, quantizer, problem.fc1, state.w1, state.plan)
     dx = buffer
     if dx is None:
         shape = (call.rows, problem.fc1.in_features)

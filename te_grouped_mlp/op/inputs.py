@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op import carriers, checks, gradients, memory, te_adapter
+from te_grouped_mlp.op import carriers, checks, memory, quantizers, te_adapter
 from te_grouped_mlp.op.environment import FULL_ROWS_SWITCH, Environment
 from te_grouped_mlp.op.formats import DType
 from te_grouped_mlp.op.layout import Output, is_single_group
@@ -79,6 +79,8 @@ def read_inputs(
     checks.tokens("input", input_, features, device)
     shape = tuple(input_.shape)
     if isinstance(input_, GroupedTensor):
+        if format_of(problem).is_block_scaled:
+            quantizers.require_readable("input", input_, block_scaled=True)
         if len(shape) != 2:
             raise ValueError(f"input has shape {shape}; allowed: two dimensions (GroupedTensor)")
         x = input_
@@ -230,24 +232,6 @@ def _outputs(
         Output.DPROB: dprob,
     }
     return frozenset(output for output, asked in wanted.items() if asked)
-
-
-def require_main_grads(plan: Plan, inputs: Inputs) -> None:
-    """Check the ``main_grad`` buffers that the backward will write.
-
-    Raises:
-        RuntimeError: One is missing, or has another shape, device or kind of dtype.
-    """
-    problem, call = plan.problem, plan.call
-    for wanted, spec, weights, label in (
-        (Output.DW1, problem.fc1, inputs.weights[0], "FC1"),
-        (Output.DW2, problem.fc2, inputs.weights[1], "FC2"),
-    ):
-        # The owner of a distributed weight adds to its shard; FSDP provides the buffer only when
-        # the backward asks for it.
-        elsewhere = spec.distributed or hasattr(weights[0], "__fsdp_param__")
-        if call.wants(wanted) and spec.main_grad and not elsewhere:
-            gradients.main_grad_target(spec, weights, problem.num_groups, label)
 
 
 def output_buffer(plan: Plan, inputs: Inputs) -> torch.Tensor:

@@ -12,7 +12,7 @@ from transformer_engine.pytorch.constants import TE_DType
 from transformer_engine.pytorch.ops._common import maybe_dequantize
 from transformer_engine.pytorch.tensor.grouped_tensor import GroupedTensor
 
-from te_grouped_mlp.op import exact_tokens, requantize, scale_layout
+from te_grouped_mlp.op import exact_tokens, quantizers, requantize, scale_layout
 from te_grouped_mlp.op.formats import Format
 from te_grouped_mlp.op.layout import GroupLayout
 from te_grouped_mlp.op.operands import (
@@ -39,7 +39,7 @@ def tokens(
 
     Args:
         tensor: (rows, features), any strides and floating dtype, or a GroupedTensor.
-        quantizer: TE's quantizer of the slot; None for UNQUANTIZED.
+        quantizer: TE's, of the op or kept by the forward; None for UNQUANTIZED.
         plan: Its layout says which rows are read and written.
         splits: Division of the rows.
         row, column: Which copies are wanted.
@@ -51,7 +51,7 @@ def tokens(
     """
     dtype, fmt, layout = torch_dtype(plan.call.dtype), plan.call.format, plan.layout
     if isinstance(tensor, GroupedTensor):
-        own = _own_quantizer(quantizer, row, column)
+        own = quantizers.own(quantizer, row=row, column=column, swizzled=True)
         return _from_grouped(tensor, own, plan, splits, values=False)[0]
     plain = maybe_dequantize(tensor, dtype)
     if not fmt.is_block_scaled:
@@ -59,7 +59,7 @@ def tokens(
         return GroupedOperand(fmt, shape, layout, splits, plain=plain)
     if plan.reads_values:
         return exact_tokens.operand(plain, plan, splits, row=row, column=column, waits=waits)
-    own = _own_quantizer(quantizer, row, column)
+    own = quantizers.own(quantizer, row=row, column=column, swizzled=True)
     if layout.use_dense_single_group:
         return _from_dense(tex.quantize(tensor=plain, quantizer=own), plain, fmt, layout, splits)
     grouped = tex.group_quantize(
@@ -103,7 +103,7 @@ def gradient(
     if tensor._with_gemm_swizzled_scales:
         known = _values_of_ready(tensor, dtype, splits)
         return tokens(tensor, quantizer, plan, splits, **usages), known
-    own = _own_quantizer(quantizer, row, column)
+    own = quantizers.own(quantizer, row=row, column=column, swizzled=True)
     return _from_grouped(tensor, own, plan, splits, values=True)
 
 
@@ -135,15 +135,6 @@ def _regrouped(tensor: Any, splits: Splits) -> Any:
     grouped.first_dims = splits.sizes
     grouped.tensor_offsets = splits.element_offsets[int(tensor.shape[1])]
     return grouped
-
-
-def _own_quantizer(quantizer: Any, row: bool, column: bool) -> Any:
-    """Return a copy with the usages of this call, so that the op's own quantizer is not changed."""
-    own = quantizer.copy()
-    own.set_usage(rowwise=row, columnwise=column)
-    own.optimize_for_gemm = True
-    own.internal = True
-    return own
 
 
 def _from_grouped(

@@ -28,6 +28,27 @@ STASH_MARK = "grouped_tensor_scale_inv"
 scale buffers. (Transformer Engine sets the same attribute on its own activations.)"""
 
 
+Owners = tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]
+"""The weight parameters of FC1 and of FC2."""
+Versions = tuple[int, ...] | None
+"""How often each weight of a linear was written; None where nobody asks."""
+
+
+@record
+class OpsState:
+    """What may change in the two GroupedLinears before the backward reads it; no tensors.
+
+    Attributes:
+        grad_quantizer: For FC2's output gradient; None for UNQUANTIZED.
+        weight_quantizers: Of both, for a weight that the backward gathers anew; None for another.
+        versions: Of the weights of both.
+    """
+
+    grad_quantizer: Any
+    weight_quantizers: tuple[Any, Any]
+    versions: tuple[Versions, Versions]
+
+
 @record
 class SavedState:
     """The state of one call between its passes.
@@ -42,6 +63,8 @@ class SavedState:
         w1, w2: Weights for the backward products; None when not read, or when a distributed weight
             is gathered anew.
         owns_x: Whether the buffers of `x` were allocated by the op, so that it may free them.
+        bias2: FC2's bias (G, N2), which the gradient of its scale reads; None without one.
+        ops: Of the ops as the forward found them.
     """
 
     plan: Plan
@@ -53,6 +76,8 @@ class SavedState:
     w1: WeightOperand | None
     w2: WeightOperand | None
     owns_x: bool
+    bias2: torch.Tensor | None
+    ops: OpsState
 
 
 @record
@@ -60,7 +85,7 @@ class Skeleton:
     """What remains of a state without its tensors.
 
     Attributes:
-        plan, owns_x: Of the state.
+        plan, owns_x, ops: Of the state.
         host: Of the splits.
         widths: The feature widths that the splits have element offsets for.
         x, activated, w1, w2: The records without tensors, or None where there is none.
@@ -74,6 +99,7 @@ class Skeleton:
     activated: _Tokens | None
     w1: _Weight | None
     w2: _Weight | None
+    ops: OpsState
 
 
 # Format and shape, then axis and tile order of the column copy of a quantized operand.
@@ -101,7 +127,7 @@ def flatten(state: SavedState) -> tuple[Skeleton, list[torch.Tensor | None]]:
         splits.fault,
     ]
     tensors += splits.element_offsets.values()
-    tensors += (state.prob, state.pre_activation)
+    tensors += (state.prob, state.pre_activation, state.bias2)
     skeleton = Skeleton(
         state.plan,
         state.owns_x,
@@ -111,6 +137,7 @@ def flatten(state: SavedState) -> tuple[Skeleton, list[torch.Tensor | None]]:
         _take_tokens(state.activated, tensors),
         _take_weight(state.w1, tensors),
         _take_weight(state.w2, tensors),
+        state.ops,
     )
     return skeleton, tensors
 
@@ -127,7 +154,7 @@ def restore(skeleton: Skeleton, tensors: Sequence[torch.Tensor | None]) -> Saved
     widths = skeleton.widths
     elements = dict(zip(widths, islice(rest, len(widths)), strict=True)) if widths else {}
     splits = Splits(sizes, ends, offsets, elements, skeleton.host, starts, fault)
-    prob, pre_activation = islice(rest, 2)
+    prob, pre_activation, bias2 = islice(rest, 3)
     layout = skeleton.plan.layout
     return SavedState(
         plan=skeleton.plan,
@@ -139,6 +166,8 @@ def restore(skeleton: Skeleton, tensors: Sequence[torch.Tensor | None]) -> Saved
         w1=_put_weight(skeleton.w1, rest),
         w2=_put_weight(skeleton.w2, rest),
         owns_x=skeleton.owns_x,
+        bias2=bias2,
+        ops=skeleton.ops,
     )
 
 

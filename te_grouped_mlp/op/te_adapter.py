@@ -22,7 +22,7 @@ from transformer_engine.pytorch.quantized_tensor import QuantizedTensorStorage
 from transformer_engine.pytorch.tensor.grouped_tensor import GroupedTensor
 from transformer_engine.pytorch.utils import clear_tensor_data
 
-from te_grouped_mlp.op import split_guard, te_recipe
+from te_grouped_mlp.op import quantizers, split_guard
 from te_grouped_mlp.op.environment import Switches
 from te_grouped_mlp.op.formats import MXFP8, NVFP4, UNQUANTIZED, DType, Format
 from te_grouped_mlp.op.layout import is_single_group
@@ -197,7 +197,7 @@ def problem_of(fc1: Any, activation: Any, fc2: Any, recipe: Any) -> Problem:
         One record for all ops with equal facts, so that what is known of it is found by identity.
     """
     weight = leader(fc1)
-    kind, detail = te_recipe.facts(fc2, recipe)
+    kind, detail = quantizers.recipe_facts(fc1, fc2, recipe)
     return _problem_of(
         fc1.num_groups,
         _linear_facts(fc1, weight),

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from transformer_engine.common.recipe import MXFP8BlockScaling, NVFP4BlockScaling
-from transformer_engine.pytorch.constants import DType as TeDType
 from transformer_engine.pytorch.quantization import get_fp8_torch_dtype
 
 from te_grouped_mlp.op.problem import RecipeKind
@@ -65,16 +64,6 @@ def read(recipe: Any) -> tuple[RecipeKind, str]:
         grad_dtype = get_fp8_torch_dtype(recipe, fprop_tensor=False)
         return RecipeKind.MXFP8, "" if grad_dtype == torch.float8_e4m3fn else HYBRID
     return RecipeKind.NVFP4, _nvfp4_detail(recipe)
-
-
-def facts(fc2: Any, recipe: Any) -> tuple[RecipeKind, str]:
-    """Return what `read` does, and HYBRID where FC2's quantizer still says so."""
-    kind, detail = read(recipe)
-    quantizer = fc2.get_quantizer("backward", 0) if kind is RecipeKind.MXFP8 else None
-    if quantizer is not None and int(quantizer.dtype) != int(TeDType.kFloat8E4M3):
-        # TE keeps quantizers when only the recipe's content changes.
-        detail = HYBRID
-    return kind, detail
 
 
 def _describe(cls: type) -> str:

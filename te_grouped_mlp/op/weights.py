@@ -16,14 +16,13 @@ from transformer_engine.pytorch.distributed_weight import (
 )
 from transformer_engine.pytorch.quantized_tensor import QuantizedTensorStorage
 
-from te_grouped_mlp.op import exact_weights, spacing
+from te_grouped_mlp.op import exact_weights, quantizers, spacing
 from te_grouped_mlp.op.exact_weights import ExactWeights
 from te_grouped_mlp.op.formats import SCALE_TILE_OUTER, Format
 from te_grouped_mlp.op.operands import Axis, Parts, WeightOperand, torch_dtype
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import LinearSpec
 from te_grouped_mlp.op.record import record
-from te_grouped_mlp.op.te_adapter import parameters
 
 
 @record
@@ -45,13 +44,13 @@ class Members:
 
 
 def forward_members(
-    op: Any, weights: Sequence[Any], spec: LinearSpec, plan: Plan, *, column: bool
+    weights: Sequence[Any], quantizer: Any, spec: LinearSpec, plan: Plan, *, column: bool
 ) -> Members:
     """Return the quantized (or plain) weights for the forward.
 
     Args:
-        op: The GroupedLinear.
-        weights: Its weight parameters.
+        weights: The weight parameters of a GroupedLinear.
+        quantizer: Its first expert's; None for UNQUANTIZED.
         spec: Its facts.
         plan: Says the format, and whether values are read.
         column: Also make the column copy, which the backward reads; not of distributed weights,
@@ -69,10 +68,11 @@ def forward_members(
         weights = materialize_weight_for_forward(list(weights))
         column = False
     if plan.reads_values:
-        return _exact_members(op, weights, spec, plan, row=True, column=column)
+        return _exact_members(weights, quantizer, spec, plan, row=True, column=column)
     if spec.single_grouped_weight:
-        return _grouped_members(op, spec, fmt, dtype, column=column)
-    return _discrete_members(op, weights, fmt, dtype, row=True, column=column)
+        groups = plan.problem.num_groups
+        return _grouped_members(weights[0], groups, quantizer, spec, fmt, dtype, column=column)
+    return _discrete_members(weights, quantizer, fmt, dtype, row=True, column=column)
 
 
 def to_save(
@@ -85,23 +85,29 @@ def to_save(
 
 
 def for_backward(
-    op: Any, spec: LinearSpec, kept: WeightOperand | None, plan: Plan
+    weights: Sequence[Any], quantizer: Any, spec: LinearSpec, kept: WeightOperand | None, plan: Plan
 ) -> WeightOperand:
-    """Return the operand of the backward: the saved one, or a distributed weight gathered anew."""
+    """Return the operand of the backward: the saved one, or a distributed weight gathered anew.
+
+    Args:
+        weights, quantizer, spec: As the forward had them.
+        kept: What `to_save` returned.
+        plan: Of the forward.
+    """
     if kept is not None:
         return kept
     fmt, dtype = plan.call.format, torch_dtype(plan.call.dtype)
-    gathered = materialize_weight_for_backward(parameters(op))
+    gathered = materialize_weight_for_backward(weights)
     if plan.reads_values:
-        members = _exact_members(op, gathered, spec, plan, row=False, column=True)
+        members = _exact_members(gathered, quantizer, spec, plan, row=False, column=True)
     else:
-        members = _discrete_members(op, gathered, fmt, dtype, row=False, column=True)
+        members = _discrete_members(gathered, quantizer, fmt, dtype, row=False, column=True)
     return operand(members, spec, fmt, Axis.COLUMN)
 
 
-def finalize_grads(op: Any, grads: Sequence[torch.Tensor]) -> None:
+def finalize_grads(weights: Sequence[Any], grads: Sequence[torch.Tensor]) -> None:
     """Hand full-size gradients to the owner of a distributed weight."""
-    finalize_weight_grads(parameters(op), list(grads))
+    finalize_weight_grads(weights, list(grads))
 
 
 def operand(members: Members, spec: LinearSpec, fmt: Format, axis: Axis) -> WeightOperand:
@@ -113,7 +119,7 @@ def operand(members: Members, spec: LinearSpec, fmt: Format, axis: Axis) -> Weig
 
 
 def _exact_members(
-    op: Any, weights: Sequence[Any], spec: LinearSpec, plan: Plan, *, row: bool, column: bool
+    weights: Sequence[Any], quantizer: Any, spec: LinearSpec, plan: Plan, *, row: bool, column: bool
 ) -> Members:
     """Return the values that the quantized copies stand for, for a plan that reads values."""
     storages: Sequence[Any] = weights
@@ -127,7 +133,7 @@ def _exact_members(
         shape = (spec.out_features, spec.in_features)
         made = exact_weights.of_quantized(wanted, shape, swizzled=found.swizzled)
     else:
-        made = _rounded(op, weights, spec, plan, row=row, column=column)
+        made = _rounded(weights, quantizer, spec, plan, row=row, column=column)
 
     def members(values: torch.Tensor | None) -> tuple[Parts, Parts] | None:
         if values is None:
@@ -138,10 +144,10 @@ def _exact_members(
 
 
 def _rounded(
-    op: Any, weights: Sequence[Any], spec: LinearSpec, plan: Plan, *, row: bool, column: bool
+    weights: Sequence[Any], quantizer: Any, spec: LinearSpec, plan: Plan, *, row: bool, column: bool
 ) -> ExactWeights:
     """Round plain weights, or return what was made of them before."""
-    two_d = bool(getattr(op.get_quantizer("forward", 1), "with_2d_quantization", False))
+    two_d = bool(getattr(quantizer, "with_2d_quantization", False))
     # The tensor inside counts the writes that pass by the parameter around it.
     inside = [weights[0].rowwise_data] if spec.single_grouped_weight else weights
     counted = [*weights, *inside] if spec.single_grouped_weight else weights
@@ -157,26 +163,20 @@ def _rounded(
 
 
 def _discrete_members(
-    op: Any, weights: Sequence[Any], fmt: Format, dtype: torch.dtype, *, row: bool, column: bool
-) -> Members:
+    weights: Sequence[Any], quantizer: Any, fmt: Format, dtype: torch.dtype,
+    *, row: bool, column: bool,
+) -> Members:  # fmt: skip
     if not fmt.is_block_scaled:
         return _plain_members(weights, dtype)
-    quantizer = _own_quantizer(op, row=row, column=column)
+    # One for all experts.
+    own = quantizers.own(quantizer, row=row, column=column, swizzled=False)
     storages = [
         weight
         if isinstance(weight, QuantizedTensorStorage)
-        else tex.quantize(tensor=weight, quantizer=quantizer)
+        else tex.quantize(tensor=weight, quantizer=own)
         for weight in weights
     ]
     return _members_of(storages, row=row, column=column)
-
-
-def _own_quantizer(op: Any, *, row: bool, column: bool) -> Any:
-    """Return one quantizer for all experts, so that the op's own ones are not changed."""
-    quantizer = op.get_quantizer("forward", 1).copy()
-    quantizer.set_usage(rowwise=row, columnwise=column)
-    quantizer.internal = True
-    return quantizer
 
 
 def _members_of(storages: Sequence[Any], *, row: bool, column: bool) -> Members:
@@ -225,9 +225,9 @@ def _plain(weight: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _grouped_members(
-    op: Any, spec: LinearSpec, fmt: Format, dtype: torch.dtype, *, column: bool
-) -> Members:
-    weight, groups = op.weight, op.num_groups
+    weight: Any, groups: int, quantizer: Any, spec: LinearSpec, fmt: Format, dtype: torch.dtype,
+    *, column: bool,
+) -> Members:  # fmt: skip
     if weight.quantizer is not None:
         members = weight.quantized_tensors
         if members is None:
@@ -244,10 +244,10 @@ def _grouped_members(
         return Members((values, ()), (values, ()))
     if spec.out_features % SCALE_TILE_OUTER:
         # The grouped kernel needs whole scale tiles for each member.
-        return _discrete_members(op, values.unbind(0), fmt, dtype, row=True, column=column)
+        return _discrete_members(values.unbind(0), quantizer, fmt, dtype, row=True, column=column)
     grouped = tex.group_quantize(
         tensor=values.view(-1, spec.in_features),
-        quantizer=_own_quantizer(op, row=True, column=column),
+        quantizer=quantizers.own(quantizer, row=True, column=column, swizzled=False),
         num_tensors=groups,
         first_dims=None,
     )

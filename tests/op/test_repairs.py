@@ -28,7 +28,9 @@ from te_grouped_mlp.op import (
     checks,
     environment,
     inputs,
+    ops_state,
     quantize,
+    quantizers,
     saved,
     te_adapter,
     te_recipe,
@@ -246,25 +248,27 @@ def _callers_tensor() -> None:
 
 
 def mutate_quantizers(patch: Patch) -> None:
-    def own(quantizer: Any, row: bool, column: bool) -> Any:
+    def own(quantizer: Any, *, row: bool, column: bool, swizzled: bool) -> Any:
+        assert swizzled
         quantizer.set_usage(rowwise=row, columnwise=column)
         quantizer.optimize_for_gemm = True
         quantizer.internal = True
         return quantizer
 
-    patch.setattr(quantize, "_own_quantizer", own)
+    patch.setattr(quantizers, "own", own)
+    patch.setattr(quantizers, "kept", lambda op, *which: op.get_quantizer(*which))
 
 
 @repair("quantizers are not changed", mutate_quantizers)
 def _quantizers() -> None:
     model, given = step.make_model(SEVERAL), step.make_inputs(SEVERAL)
     step.forward(model, SEVERAL, given)
-    quantizers = [model[0].get_quantizer("forward", 0), model[2].get_quantizer("backward", 0)]
-    for each in quantizers:
+    found = [model[0].get_quantizer("forward", 0), model[2].get_quantizer("backward", 0)]
+    for each in found:
         each.optimize_for_gemm = False
-    before = [(q.internal, q.optimize_for_gemm) for q in quantizers]
+    before = [(q.internal, q.optimize_for_gemm) for q in found]
     step.run_model(model, SEVERAL, given)
-    assert before == [(q.internal, q.optimize_for_gemm) for q in quantizers]
+    assert before == [(q.internal, q.optimize_for_gemm) for q in found]
 
 
 def read_carriers_as_bf16(patch: Patch) -> None:
@@ -370,6 +374,47 @@ def _hybrid() -> None:
     refused = selection.refusals(problem, environment.current())
     assert "reference" in refused
     assert refused["reference"].reason is Reason.GRADIENT_FORMAT
+
+
+def ask_the_op_in_the_backward(patch: Patch) -> None:
+    live = []
+
+    class Live:
+        """A quantizer of the op, whatever it is when it is used."""
+
+        def copy(self) -> Any:
+            return live[-1].get_quantizer("backward", 0).copy()
+
+    def kept(op: Any, *_which: Any) -> Any:
+        live.append(op)
+        return Live()
+
+    patch.setattr(quantizers, "kept", kept)
+
+
+@repair("a backward uses its forward's quantizers", ask_the_op_in_the_backward)
+def _own_quantizers() -> None:
+    model, given = step.make_model(SINGLE), step.make_inputs(SINGLE)
+    y = step.forward(model, SINGLE, given)
+    for quantizer in model[2]._quantizers["backward"]:
+        quantizer.dtype = type(quantizer.dtype).kFloat8E5M2
+    y.backward(given.dy)
+    step.assert_same(step.collect(SINGLE, model, given, y), step.run_step(SINGLE))
+
+
+def count_no_writes(patch: Patch) -> None:
+    patch.setattr(ops_state, "_written", lambda _weights: ())
+
+
+@repair("a backward refuses rewritten weights", count_no_writes)
+def _rewritten_weights() -> None:
+    case = SINGLE.but(weight="quantized")
+    model, given = step.make_model(case), step.make_inputs(case)
+    y = step.forward(model, case, given)
+    with torch.no_grad():
+        model[2].weight0.mul_(2)
+    with pytest.raises(RuntimeError, match="FC2 weight0 is at version 2; expected 1"):
+        y.backward(given.dy)
 
 
 # The proof --------------------------------------------------------------------------------------

@@ -95,6 +95,8 @@ def state_of(x: str | None, w: str | None, *, prob: bool, quantized: bool) -> sa
         w1=weight(w, make),
         w2=weight("plain" if w == "whole" else w, make),
         owns_x=quantized,
+        bias2=make(3, 4) if quantized else None,
+        ops=saved.OpsState("of the gradient", ("of FC1", None), ((1, 2), None)),
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from te_grouped_mlp.op import checks, te_adapter, te_recipe
+from te_grouped_mlp.op import checks, quantizers, te_adapter
 from te_grouped_mlp.op.backends.upstream import capability
 from te_grouped_mlp.op.environment import Switches, current_switches
 from te_grouped_mlp.op.plan import Reason, Reject
@@ -74,7 +74,7 @@ def _fault(
     triple: tuple[Any, ...], recipe: Any, module: ModuleType, switches: Switches
 ) -> Reject | None:
     fc1, activation, fc2 = triple
-    kind, detail = te_recipe.facts(fc2, recipe)
+    kind, detail = quantizers.recipe_facts(fc1, fc2, recipe)
     step = capability.Step(
         kind,
         detail,

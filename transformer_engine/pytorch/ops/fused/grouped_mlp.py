@@ -37,13 +37,16 @@ from te_grouped_mlp.op import (
     data_gradient,
     environment,
     fusion,
+    ops_state,
     probes,
     quantize,
+    quantizers,
     saved,
     seams,
     selection,
     split_guard,
     te_adapter,
+    unfused,
     weight_gradient,
     weights,
 )
@@ -56,7 +59,6 @@ from te_grouped_mlp.op.inputs import (
     output_buffer,
     read_call,
     read_inputs,
-    require_main_grads,
 )
 from te_grouped_mlp.op.layout import Kernel, Output
 from te_grouped_mlp.op.operands import Axis, Splits, torch_dtype
@@ -100,7 +102,7 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
         *,
         basic_op_extra_inputs: list[Sequence[torch.Tensor]],
         basic_op_kwargs: list[dict[str, Any]],
-        **_unused: Any,
+        **neighbours: Any,
     ) -> tuple[torch.Tensor, Sequence[Sequence[torch.Tensor]]]:
         """Run the forward; the contract is `FusibleOperation.fuser_forward`.
 
@@ -114,17 +116,20 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
         split_guard.require_none_reported()
         fc1, activation, fc2 = self.basic_ops
         ops, env = (fc1, activation, fc2), probes.obeyed(environment.current(), type(activation))
-        problem = self._problem(ops)
+        problem, ctx = self._problem(ops), basic_op_ctxs[0]
+        ctx.fused = not unfused.takes(problem, env)
+        if not ctx.fused:
+            given = basic_op_ctxs, input_, basic_op_extra_inputs, basic_op_kwargs
+            return unfused.forward(ops, *given, **neighbours)
         inputs = read_inputs(ops, problem, input_, basic_op_extra_inputs, basic_op_kwargs)
         prob = basic_op_extra_inputs[1][0]
         host = te_adapter.host_splits(inputs.split_sizes, env.switches)
         call = read_call(basic_op_ctxs, problem, inputs, prob, host, env)
         plan = selection.make_plan(problem, call, env)
-        require_main_grads(plan, inputs)
+        weight_gradient.main_grad_targets(plan, inputs.weights)
         out = output_buffer(plan, inputs)
         splits = te_adapter.read_splits(inputs.split_sizes, host, plan, inputs.x.device)
         state = _forward(ops, plan, inputs, splits, out)
-        ctx = basic_op_ctxs[0]
         ctx.skeleton = None
         if call.needs_backward:
             ctx.skeleton, tensors = saved.flatten(state)
@@ -134,6 +139,7 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
                 mark_not_offload(*saved.weight_copies(state))
             ctx.save_for_backward(*tensors)
             ctx.input_shape, ctx.grad_input = inputs.shape, inputs.grad_input
+            ctx.owners = inputs.weights
             ctx.prob_shape, ctx.prob_dtype = prob.shape, prob.dtype
         if len(inputs.shape) != 2 or inputs.output is not None:
             out = out.view(*inputs.shape[:-1], problem.fc2.out_features)
@@ -147,10 +153,14 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
         """Run the backward; the contract is `FusibleOperation.fuser_backward`.
 
         Raises:
-            RuntimeError: Determinism is demanded now and was not when the plan was made, or FC2
-                announces a gradient that only claims to be bf16.
+            RuntimeError, ValueError, TypeError: Before any kernel. Determinism is demanded now and
+                was not when the plan was made; FC2 announces a gradient that only claims to be
+                bf16; the gradient cannot be read; a weight that the forward saved was written
+                since; a ``main_grad`` is missing or does not fit.
         """
         ctx, ops = basic_op_ctxs[0], tuple(self.basic_ops)
+        if not ctx.fused:
+            return unfused.backward(ops, basic_op_ctxs, grad_output)
         if ctx.skeleton is None:
             # Only an input that the step does not use needs a gradient.
             return None, [None, (), None], [(None,) * op.num_extra_inputs for op in ops]
@@ -161,7 +171,10 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
         carriers.refuse(ops[2], carriers.GRAD)
         features, device = plan.problem.fc2.out_features, state.splits.sizes.device
         checks.tokens("grad_output", grad_output, features, device)
-        dx, grads1, grads2, dprob = _backward(ops, state, grad_output, ctx.grad_input)
+        scaled = plan.call.format.is_block_scaled
+        quantizers.require_readable("grad_output", grad_output, block_scaled=scaled)
+        ops_state.require_unwritten(state, ctx.owners)
+        dx, grads1, grads2, dprob = _backward(ops, state, ctx.owners, grad_output, ctx.grad_input)
         # The caller's buffer goes back as a view, which autograd keeps without a copy.
         if dx is not None and (ctx.grad_input is not None or dx.shape != ctx.input_shape):
             dx = dx.view(ctx.input_shape)
@@ -178,29 +191,27 @@ def _forward(
     fc1, _, fc2 = ops
     problem, call, run = plan.problem, plan.call, selection.run(plan)
     dtype, fmt = torch_dtype(call.dtype), call.format
-    dw1, dx = call.wants(Output.DW1), call.wants(Output.DX)
+    dw1, dx, needs_dact = call.wants(Output.DW1), call.wants(Output.DX), call.needs_dact
     keeps_activated = call.wants(Output.DW2) and not plan.recomputes_activated
 
     weights1, weights2 = inputs.weights
-    w1 = weights.forward_members(fc1, weights1, problem.fc1, plan, column=dx)
-    w2 = weights.forward_members(fc2, weights2, problem.fc2, plan, column=call.needs_dact)
+    quantizer1, quantizer2 = fc1.get_quantizer("forward", 1), fc2.get_quantizer("forward", 1)
+    w1 = weights.forward_members(weights1, quantizer1, problem.fc1, plan, column=dx)
+    w2 = weights.forward_members(weights2, quantizer2, problem.fc2, plan, column=needs_dact)
     quantizer = fc1.get_quantizer("forward", 0)
     x = quantize.tokens(inputs.x, quantizer, plan, splits, row=True, column=dw1, waits=True)
     first = run.fc1_act(
         x,
         weights.operand(w1, problem.fc1, fmt, Axis.ROW),
-        Fc1Epilogue(
-            te_adapter.packed_bias(fc1, dtype), inputs.prob, keeps_activated, call.needs_dact
-        ),
+        Fc1Epilogue(te_adapter.packed_bias(fc1, dtype), inputs.prob, keeps_activated, needs_dact),
     )
+    bias2 = te_adapter.packed_bias(fc2, dtype)
     run.gemm(
         Kernel.FC2_FORWARD,
         first.activated,
         weights.operand(w2, problem.fc2, fmt, Axis.ROW),
         out,
-        GemmEpilogue(
-            te_adapter.packed_bias(fc2, dtype), inputs.bias_scale, zero_tail=inputs.output is None
-        ),
+        GemmEpilogue(bias2, inputs.bias_scale, zero_tail=inputs.output is None),
     )
     return saved.SavedState(
         plan=plan,
@@ -210,39 +221,48 @@ def _forward(
         pre_activation=first.pre_activation,
         activated=first.activated.without_row() if keeps_activated else None,
         w1=weights.to_save(w1, problem.fc1, fmt, wanted=dx),
-        w2=weights.to_save(w2, problem.fc2, fmt, wanted=call.needs_dact),
+        w2=weights.to_save(w2, problem.fc2, fmt, wanted=needs_dact),
         owns_x=fmt.is_block_scaled and not te_adapter.is_gemm_ready(inputs.x),
+        bias2=bias_gradient.to_save(bias2, plan),
+        ops=ops_state.read(plan, fc1, fc2, inputs.weights),
     )
 
 
 def _backward(
-    ops: Any, state: saved.SavedState, grad_output: torch.Tensor, grad_input: torch.Tensor | None
+    ops: Any,
+    state: saved.SavedState,
+    owners: saved.Owners,
+    grad_output: torch.Tensor,
+    grad_input: torch.Tensor | None,
 ) -> tuple[torch.Tensor | None, Any, Any, torch.Tensor | None]:
     """Launch the backward; returns dx, FC1's and FC2's parameter gradients, and dprob in fp32."""
     fc1, _, fc2 = ops
     plan, splits = state.plan, state.splits
     problem, call, run = plan.problem, plan.call, selection.run(plan)
+    target1, target2 = weight_gradient.main_grad_targets(plan, owners)
     if not isinstance(grad_output, GroupedTensor):
         grad_output = grad_output.reshape(-1, problem.fc2.out_features)
-    dw2, sums = call.wants(Output.DW2), any(bias_gradient.wanted(problem.fc2, call))
+    sums = any(bias_gradient.wanted(problem.fc2, call))
     dy, values = quantize.gradient(
-        grad_output, fc2.get_quantizer("backward", 0), plan, splits,
-        row=call.needs_dact, column=dw2, waits=problem.fc2.delay_wgrad, values=sums,
+        grad_output, state.ops.grad_quantizer, plan, splits, row=call.needs_dact,
+        column=call.wants(Output.DW2), waits=problem.fc2.delay_wgrad, values=sums,
     )  # fmt: skip
-    db2, dscale = bias_gradient.of_fc2(fc2, state, values)
+    db2, dscale = bias_gradient.of_fc2(state, values)
     split_guard.poison(splits.fault, db2, dscale)
     del values
-    act = data_gradient.through_activation(fc2, run, state, dy)
+    act = data_gradient.through_activation(owners[1], run, state, dy)
     activated = state.activated if act.activated is None else act.activated
     grads2 = weight_gradient.parameter_grads(
-        fc2, plan, run, Kernel.FC2_WGRAD, activated, dy, db2, owns_x=call.format.is_block_scaled
-    )
+        fc2, owners[1], plan, run, Kernel.FC2_WGRAD, activated, dy, db2, target2,
+        owns_x=call.format.is_block_scaled,
+    )  # fmt: skip
     # Their memory serves dx and FC1's weight gradient.
     del dy, activated
-    dx = data_gradient.of_input(fc1, run, state, act.grad, grad_input)
+    dx = data_gradient.of_input(owners[0], run, state, act.grad, grad_input)
     grads1 = weight_gradient.parameter_grads(
-        fc1, plan, run, Kernel.FC1_WGRAD, state.x, act.grad, act.bias_grad, owns_x=state.owns_x
-    )
+        fc1, owners[0], plan, run, Kernel.FC1_WGRAD, state.x, act.grad, act.bias_grad, target1,
+        owns_x=state.owns_x,
+    )  # fmt: skip
     dprob = act.dprob
     if dprob is not None and dscale is not None:
         dprob = dprob + dscale
