@@ -147,7 +147,9 @@ def host_times() -> None:
             dtypes=[torch.int32] + [torch.int64] * 4, bulk_allocate=True,
         ),
         "dummy gradients of 64 weights": lambda: replacements.dummy_wgrads_for_params(weights),
-        "copy_data_ptrs_to_device, 64": lambda: offsets.copy_data_ptrs_to_device(weights, src.device),
+        "copy_data_ptrs_to_device, 64": lambda: offsets.copy_data_ptrs_to_device(
+            weights, src.device
+        ),
         "quantize, 1024 rows": functools.partial(work.run, block_scale.QUANTIZE),
     }  # fmt: skip
     with torch.no_grad():
