@@ -83,6 +83,8 @@ class Program:
             # PyTorch gives nothing to a parameter that needs no gradient any more.
             if main_grad is not None or parameter.requires_grad:
                 found[name] = parameter.grad if main_grad is None else main_grad
+            if main_grad is not None:
+                found[f"{name} added"] = torch.tensor(parameter.grad_added_to_main_grad)
         return found
 
     def other_step(self, recipe: Any, *, backward: bool = False) -> None:
