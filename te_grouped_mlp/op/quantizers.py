@@ -114,4 +114,4 @@ def require_readable(name: str, tensor: Any, *, block_scaled: bool) -> None:
     quantizer = tensor.quantizer
     made = None if quantizer is None else getattr(quantizer, "dtype", None)
     if made is not None and int(made) != _E4M3:
-        raise ValueError(f"{name} is quantized by {_name(quantizer)}; allowed: kFloat8E4M3")
+        raise ValueError(f"{name} is a GroupedTensor of {_name(quantizer)}; allowed: kFloat8E4M3")
