@@ -81,12 +81,12 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         OSError: the answer could not be written; what was asked for has been done.
     """
+    output.need("libcst")
     if args.action == "list":
         return _list(args)
     from te_grouped_mlp.patches import engine
     from te_grouped_mlp.patches.base import BadTreeError, PatchError
 
-    output.need("libcst")
     try:
         answer = getattr(engine, args.action)(args.tree, args.only)
     except BadTreeError as error:

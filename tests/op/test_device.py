@@ -81,14 +81,15 @@ def test_a_weight_gradient_that_was_put_off_runs_there_too(
         call=SimpleNamespace(dtype=None),
     )
     op = SimpleNamespace(
-        wgrad_store=SimpleNamespace(put=lambda entry, run: queue.append((entry, run)))
+        need_backward_dw=lambda: True,
+        wgrad_store=SimpleNamespace(put=lambda entry, run: queue.append((entry, run))),
     )
     target = SimpleNamespace(members=tuple)
     monkeypatch.setattr(weight_gradient, "torch_dtype", lambda _: torch.bfloat16)
     monkeypatch.setattr(weight_gradient.gradients, "fresh_target", lambda *_: target)
     run: Any = SimpleNamespace(wgrad=lambda *_: seen.append(current[0]))
     weight_gradient._weight_grads(
-        op, [torch.empty(0)], plan, run, Kernel.FC1_WGRAD, operand, operand, owns_x=False
+        op, [torch.empty(0)], plan, run, Kernel.FC1_WGRAD, operand, operand, None, owns_x=False
     )  # type: ignore[arg-type]
     assert seen == []
     ((entry, later),) = queue

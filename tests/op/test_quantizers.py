@@ -195,7 +195,9 @@ def test_tokens_in_e5m2_are_refused(name: str, ready: bool) -> None:
     label = "input" if name == "x" else "grad_output"
     grads = [w.main_grad for w in model.parameters() if hasattr(w, "main_grad")]
     before = [grad.clone() for grad in grads]
-    with pytest.raises(ValueError, match=f"{label} is a GroupedTensor of MXFP8Quantizer to kFloat8E5M2"):
+    with pytest.raises(
+        ValueError, match=f"{label} is a GroupedTensor of MXFP8Quantizer to kFloat8E5M2"
+    ):
         step.run_model(model, case, inputs)
     assert all(map(torch.equal, grads, before))
 

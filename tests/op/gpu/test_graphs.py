@@ -131,9 +131,10 @@ def test_copies_of_old_weights_are_seen(device: str, monkeypatch: pytest.MonkeyP
     kept: dict[int, tuple[Any, Any]] = {}
     original = weights.forward_members
 
-    def stale(op: Any, *args: Any, **kwargs: Any) -> Any:
-        # The op is kept with its copies, so that no other gets its identity.
-        return kept.setdefault(id(op), (op, original(op, *args, **kwargs)))[1]
+    def stale(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        # The parameter is kept with its copies, so that no other gets its identity.
+        first = parameters[0]
+        return kept.setdefault(id(first), (first, original(parameters, *args, **kwargs)))[1]
 
     monkeypatch.setattr(weights, "forward_members", stale)
     case = case_of("mxfp8", device)
