@@ -12,22 +12,31 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "activate": "te_grouped_mlp.overlay",
     "assert_active": "te_grouped_mlp.overlay",
+    "assert_fused": "te_grouped_mlp.op.decisions",
     "explain": "te_grouped_mlp.op.decisions",
 }
 _SUBMODULES = ("op", "overlay", "patches", "standalone")
 
-__all__ = ["__version__", "activate", "assert_active", "explain"]
+__all__ = ["__version__", "activate", "assert_active", "assert_fused", "explain"]
 
+# What type checkers read as true; `typing` itself would cost more than this whole module.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from te_grouped_mlp.op.decisions import assert_fused as assert_fused
+    from te_grouped_mlp.op.decisions import explain as explain
+    from te_grouped_mlp.overlay import activate as activate
+    from te_grouped_mlp.overlay import assert_active as assert_active
+else:
 
-def __getattr__(name: str) -> object:
-    """Import a public name or a subpackage at its first use (PEP 562)."""
-    import importlib
+    def __getattr__(name):
+        """Import a public name or a subpackage at its first use (PEP 562)."""
+        import importlib
 
-    if name in _PUBLIC:
-        return getattr(importlib.import_module(_PUBLIC[name]), name)
-    if name in _SUBMODULES:
-        return importlib.import_module(f"te_grouped_mlp.{name}")
-    raise AttributeError(f"module 'te_grouped_mlp' has no attribute {name!r}")
+        if name in _PUBLIC:
+            return getattr(importlib.import_module(_PUBLIC[name]), name)
+        if name in _SUBMODULES:
+            return importlib.import_module(f"te_grouped_mlp.{name}")
+        raise AttributeError(f"module 'te_grouped_mlp' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -37,6 +37,7 @@ from te_grouped_mlp.host import (
     te_version,
     version_refusal,
 )
+from te_grouped_mlp.op.environment import FUSED_SWITCH, current_switches
 
 __all__ = [
     "HOST_NAMES",
@@ -52,6 +53,7 @@ __all__ = [
     "is_fork",
     "load_upstream",
     "refusal",
+    "require_in_place",
     "status",
 ]
 
@@ -65,14 +67,17 @@ class Status:
 
     Attributes:
         active: True if TE's module is the forked file, or will be when TE is imported.
+        switched_on: Whether TE's own switch of the fused op is on; without it every step runs
+            unfused, in whichever module.
         reason: One sentence that says why.
-        remedy: What to do to make it active; empty if it is.
+        remedy: What to do so that the fork runs, the switch included; empty if it does.
         te_version: Version of the installed TE, or None if it is absent or has no metadata.
         te_imported: Whether TE's module is loaded already, so that nothing can change any more.
         fork_file: The forked file of this installation, or None if it is missing.
     """
 
     active: bool
+    switched_on: bool
     reason: str
     remedy: str
     te_version: str | None
@@ -208,14 +213,20 @@ def status() -> Status:
     """Say whether the fork runs here. Changes nothing, and imports neither TE nor torch.
 
     Raises:
-        ValueError: `NVTE_GROUPED_MLP_FORK` has a value that is not allowed.
+        ValueError: An environment variable of ours has a value that is not allowed.
     """
     loaded = sys.modules.get(TARGET)
     if loaded is not None:
         active, reason, remedy = _judge_loaded(loaded)
     else:
         active, reason, remedy = _foretell()
-    return Status(active, reason, remedy, te_version(), loaded is not None, fork_file())
+    switched_on = current_switches().fused
+    if active and not switched_on:
+        reason += f", but {FUSED_SWITCH} is not 1, so that every step runs unfused"
+        remedy = f"set {FUSED_SWITCH}=1 before the first step"
+    return Status(
+        active, switched_on, reason, remedy, te_version(), loaded is not None, fork_file()
+    )
 
 
 def _judge_loaded(module: ModuleType) -> tuple[bool, str, str]:
@@ -282,13 +293,29 @@ def activate() -> None:
     _bootstrap.install()
 
 
-def assert_active() -> None:
-    """Return if the fork runs, or will run, in this process.
+def require_in_place() -> None:
+    """Return if TE's module is the fork, or will be, whatever the switch of the fused op says.
 
     Raises:
-        RuntimeError: it does not; the message has the reason and the remedy.
-        ValueError: `NVTE_GROUPED_MLP_FORK` has a value that is not allowed.
+        RuntimeError: It is not; the message has the reason and the remedy.
+        ValueError: An environment variable of ours has a value that is not allowed.
     """
     state = status()
     if not state.active:
+        raise RuntimeError(f"te-grouped-mlp is not active: {state.reason}; {state.remedy}")
+
+
+def assert_active() -> None:
+    """Return if steps are asked of the fork: it is in place, or will be, and the switch is on.
+
+    Whether a step was fused depends on its shapes, recipe and machine too: ask `assert_fused` after
+    one.
+
+    Raises:
+        RuntimeError: They are not; the message has the reason and the remedy.
+        ValueError: An environment variable of ours has a value that is not allowed.
+    """
+    require_in_place()
+    state = status()
+    if not state.switched_on:
         raise RuntimeError(f"te-grouped-mlp is not active: {state.reason}; {state.remedy}")

@@ -75,7 +75,6 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("op.split_guard", "op.split_guard_kernels"),
     ("op.fit",),
     ("op.probes",),
-    ("op.decisions",),
     ("op.checks", "op.operands", "op.gradients"),
     ("op.te_recipe",),
     ("op.quantizers",),
@@ -87,6 +86,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("op.backends.checked",),
     ("op.backends",),
     ("op.selection",),
+    ("op.decisions",),
     ("op.saved",),
     ("op.ops_state",),
     ("op.inputs", "op.bias_gradient", "op.data_gradient", "op.weight_gradient"),
@@ -94,7 +94,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("op.seams",),
     ("_fork",),
     ("patches",),
-    ("bench", "cli", "selftest"),
+    ("bench", "cli", "selftest", "_command"),
 )
 UPWARD_ALLOWED = {
     # The finder imports the rest when the first name of TE is looked up, not at start-up.
@@ -192,8 +192,21 @@ def stage(name: str) -> int | None:
 
 
 def imports(path: str, text: str) -> Iterator[tuple[int, str]]:
-    """Yield line and full name of everything a file imports, at any depth."""
-    for node in ast.walk(ast.parse(text)):
+    """Yield line and full name of everything a file imports, at any depth.
+
+    Not what only a type checker imports, which binds nothing at run time.
+    """
+    tree = ast.parse(text)
+    typed = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and getattr(node.test, "id", None) == "TYPE_CHECKING"
+        for part in node.body
+        for inner in ast.walk(part)
+    }
+    for node in ast.walk(tree):
+        if id(node) in typed:
+            continue
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name

@@ -16,14 +16,13 @@ import sys
 from collections.abc import Sequence
 
 import te_grouped_mlp
+from te_grouped_mlp.cli import interrupt
 from te_grouped_mlp.cli.output import BadArgument, CommandError
 
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS = ("repro", "replay", "doctor", "selftest", "bench", "compile", "patch")
 """The commands in the order of the help text; each is a module of this package."""
-
-_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,11 +39,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parser().parse_args(argv)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 2
+    with interrupt.noted() as note:
+        code = _run(args)
+    return interrupt.CODE if note.came else code
+
+
+def _run(args: argparse.Namespace) -> int:
     try:
         code = int(args.run(args))
         sys.stdout.flush()
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return interrupt.CODE
     except BrokenPipeError:
         # The reader has left (`| head`); Python's own flush at exit must not complain again.
         with contextlib.suppress(OSError, ValueError):

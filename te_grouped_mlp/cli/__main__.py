@@ -4,7 +4,7 @@
 
 import sys
 
-from te_grouped_mlp.cli import main
+from te_grouped_mlp._command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+from te_grouped_mlp.op.backends import CLASSES
 from te_grouped_mlp.op.formats import MXFP8
 from te_grouped_mlp.op.problem import Activation
 
@@ -15,9 +16,11 @@ FEATURES = MXFP8.rows_multiple
 """Features as whole scale tiles, so that one rule serves every argument of these commands."""
 
 
-def integer(*, minimum: int, multiple: int = 1) -> Callable[[str], int]:
-    """Return the type of an integer that is at least `minimum` and a multiple of `multiple`."""
+def integer(*, minimum: int, multiple: int = 1, maximum: int | None = None) -> Callable[[str], int]:
+    """Return the type of an integer from `minimum` to `maximum`, and a multiple of `multiple`."""
     allowed = f"an integer of at least {minimum}"
+    if maximum is not None:
+        allowed += f" and at most {maximum}"
     if multiple != 1:
         allowed = f"a multiple of {multiple}, at least {minimum}"
 
@@ -26,11 +29,25 @@ def integer(*, minimum: int, multiple: int = 1) -> Callable[[str], int]:
             value = int(text)
         except ValueError:
             value = minimum - 1
-        if value < minimum or value % multiple:
+        if value < minimum or value % multiple or (maximum is not None and value > maximum):
             raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed: {allowed}")
         return value
 
     return parse
+
+
+seed = integer(minimum=0, maximum=2**62)
+"""The type of a seed; torch takes numbers of 64 bits, and commands count on from it."""
+
+AUTO = "auto"
+
+
+def backend(text: str) -> str:
+    """Parse the name of a backend that runs steps of ours, or "auto"."""
+    allowed = (AUTO, *CLASSES)
+    if text not in allowed:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed: {', '.join(allowed)}")
+    return text
 
 
 ALL = "all"

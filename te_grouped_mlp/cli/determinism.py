@@ -8,8 +8,9 @@ The table of docs/determinism.md is what `markdown` returns; a test compares the
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 
-from te_grouped_mlp.cli import frontend_releases, paths
+from te_grouped_mlp.cli import frontend_releases, machine, paths
 from te_grouped_mlp.cli.paths import Answer, Bias, Question
 from te_grouped_mlp.op.backends.cudnn.capability import DETERMINISTIC
 from te_grouped_mlp.op.environment import Environment, Switches
@@ -62,9 +63,22 @@ def environment(has_argument: bool, **changes: object) -> Environment:
     return Environment(**fields)  # type: ignore[arg-type]
 
 
-def cells(kind: Activation, bias: Bias, has_argument: bool) -> tuple[str, ...]:
+def machines(assumed: Mapping[str, str]) -> tuple[Environment, ...]:
+    """Return the machines that the table is about.
+
+    Args:
+        assumed: Of `machine.parse_assumptions`; what is not named is a Blackwell machine with every
+            package. Empty for two of these, whose frontends differ in the argument.
+    """
+    if not assumed:
+        return environment(False), environment(True)
+    newest = {"sm": "100", "frontend": frontend_releases.RELEASES[-1], "te": "2.20.2"}
+    others = {key: version for key, version in _VERSIONS.items() if key in machine.ASSUMABLE}
+    return (machine.examine({**others, **newest, **assumed}),)
+
+
+def cells(kind: Activation, bias: Bias, env: Environment) -> tuple[str, ...]:
     """Return what a row says of one activation: the cells after the question's."""
-    env = environment(has_argument)
     plain, strict = (
         paths.answer(Question(kind, RecipeKind.MXFP8, bias, _GROUPS, demanded), env)
         for demanded in (False, True)
@@ -78,15 +92,16 @@ def cells(kind: Activation, bias: Bias, has_argument: bool) -> tuple[str, ...]:
     return (*by_default, promised, strict.since)
 
 
-def rows() -> list[tuple[str, ...]]:
+def rows(assumed: Mapping[str, str]) -> list[tuple[str, ...]]:
     """Return the rows of the table; activations of a class with equal cells share one."""
     found = []
-    questions = itertools.product(("gated", "unary"), Bias, (False, True))
-    for name, bias, has_argument in questions:
+    questions = itertools.product(("gated", "unary"), Bias, machines(assumed))
+    for name, bias, env in questions:
+        has_argument = env.wrapper_takes("dglu" if name == "gated" else "dsrelu", DETERMINISTIC)
         kinds = [kind for kind in Activation if kind.is_gated == (name == "gated")]
         groups: dict[tuple[str, ...], list[Activation]] = {}
         for kind in kinds:
-            groups.setdefault(cells(kind, bias, has_argument), []).append(kind)
+            groups.setdefault(cells(kind, bias, env), []).append(kind)
         for answer, members in groups.items():
             of_all = len(members) == len(kinds)
             who = name if of_all else ", ".join(kind.value for kind in members)
@@ -94,9 +109,18 @@ def rows() -> list[tuple[str, ...]]:
     return found
 
 
-def markdown() -> str:
-    """Return the table as docs/determinism.md has it."""
-    lines = [COLUMNS, ("---",) * len(COLUMNS), *rows()]
+def records(assumed: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return the rows by the headings, for programs."""
+    names = [name.strip("`") for name in COLUMNS]
+    return [
+        dict(zip(names, (cell.replace("**", "") for cell in row), strict=True))
+        for row in rows(assumed)
+    ]
+
+
+def markdown(assumed: Mapping[str, str]) -> str:
+    """Return the table as docs/determinism.md has it, where nothing is assumed."""
+    lines = [COLUMNS, ("---",) * len(COLUMNS), *rows(assumed)]
     return "\n".join(f"| {' | '.join(cell or '-' for cell in line)} |" for line in lines)
 
 

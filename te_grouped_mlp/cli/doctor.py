@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import platform
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,9 @@ from te_grouped_mlp.selftest import record
 
 _ANY = "any"
 _COLUMNS = ("activation", "recipe", "bias", "groups", "deterministic")
+_HEADINGS = ("activation", "recipe", "bias", "groups", "demand")
+"""The same in the table for people, where the last says whether determinism is demanded."""
+
 _USE = {
     "torch": "needed",
     "transformer_engine": "needed",
@@ -38,11 +42,10 @@ def add_parser(subparsers: Any) -> None:
         help="whether the overlay is active, what is installed, which path runs and why",
         description="Says in its first line whether the overlay is active in this process, or why "
         "not; then what is installed, and which path every kind of grouped MLP takes. Activates "
-        "and changes nothing. Exit code 1 if the overlay is not active.",
+        "and changes nothing. Exit code 1 if the overlay is not active or the switch is off.",
     )
     parser.add_argument(
         "--assume",
-        default="",
         metavar="KEY=VALUE[,...]",
         help="ask about another machine: sm=100, frontend=1.32.0, te=2.20.2, torch=..., "
         "cutlass_dsl=..., quack=..., triton=...; none stands for an absence",
@@ -51,7 +54,7 @@ def add_parser(subparsers: Any) -> None:
         "--determinism",
         action="store_true",
         help="print who computes what on SM 10x, by default and when determinism is asked for: the "
-        "table of docs/determinism.md",
+        "table of docs/determinism.md, or with --assume that of another machine",
     )
     output.add_json(parser)
 
@@ -61,15 +64,18 @@ class State:
     """The overlay's state; `overlay.Status`, or the value that it refuses to judge."""
 
     active: bool
+    switched_on: bool
     reason: str
     remedy: str
 
     @property
     def line(self) -> str:
         """The first line of the report."""
-        if self.active:
-            return f"overlay active: {self.reason}"
-        return f"overlay not active: {self.reason}; {self.remedy}"
+        state = "active" if self.active and self.switched_on else "not active"
+        if self.active and not self.switched_on:
+            state = "in place, and switched off"
+        remedy = f"; {self.remedy}" if self.remedy else ""
+        return f"overlay {state}: {self.reason}{remedy}"
 
 
 def overlay_state() -> State:
@@ -77,16 +83,18 @@ def overlay_state() -> State:
     try:
         status = overlay.status()
     except ValueError as error:
-        return State(False, str(error), "correct the variable, and start a new process")
-    return State(status.active, status.reason, status.remedy)
+        return State(False, False, str(error), "correct the variable, and start a new process")
+    return State(status.active, status.switched_on, status.reason, status.remedy)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the report."""
+    assumed = {} if args.assume is None else machine.parse_assumptions(args.assume)
     if args.determinism:
-        print(determinism.markdown())
+        if output.shows_text(args.json):
+            print(determinism.markdown(assumed))
+        output.write_json(args.json, determinism.records(assumed))
         return 0
-    assumed = machine.parse_assumptions(args.assume) if args.assume else {}
     state = overlay_state()
     if output.shows_text(args.json):
         print(state.line, flush=True)
@@ -96,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         _print_machine(env, assumed)
         _print_paths(answers, _conditions(env, state))
     output.write_json(args.json, _json(state, env, assumed, answers))
-    return 0 if state.active or assumed else 1
+    return 0 if state.active and state.switched_on or assumed else 1
 
 
 def _offer(name: str, env: Environment) -> str:
@@ -141,10 +149,10 @@ def _print_machine(env: Environment, assumed: dict[str, str]) -> None:
     output.show(found)
     if assumed:
         told = ", ".join(f"{key}={value}" for key, value in assumed.items())
-        print(f"Assumed, not found here: {told}")
+        output.show_text(f"Assumed, not found here: {told}")
         return
     for line in record.lines(env):
-        print(line)
+        output.show_text(line)
 
 
 def _conditions(env: Environment, state: State) -> list[str]:
@@ -159,17 +167,19 @@ def _conditions(env: Environment, state: State) -> list[str]:
 
 def _print_paths(answers: dict[paths.Question, paths.Answer], missing: list[str]) -> None:
     if missing:
-        print(f"\nWith {' and '.join(missing)}, which is not so here, this would run:")
+        print()
+        output.show_text(f"With {' and '.join(missing)}, which is not so here, this would run:")
     else:
         print("\nWhat runs:")
     numbers: dict[tuple[str, Reject], int] = {}
-    found = output.table(*_COLUMNS, "path", "rows", "repeats", "why")
+    found = output.table(*_HEADINGS, "path", "rows", "repeats", "why")
     for key, (*cells, refusals) in merged({each: _shown(answers[each]) for each in answers}):
         why = [f"[{numbers.setdefault(each, len(numbers) + 1)}]" for each in refusals]
-        found.add_row(*key, *cells, " ".join(why))
+        # Without the word that all classes begin with, so that a terminal has room for the rest.
+        found.add_row(key[0].replace("Scaled", ""), *key[1:], *cells, " ".join(why))
     output.show(found)
     for (step, reject), number in numbers.items():
-        print(f"[{number}] not {step}: {reject}. Remedy: {REMEDIES[reject.reason]}.")
+        output.show_text(f"[{number}] not {step}: {reject}. Remedy: {REMEDIES[reject.reason]}.")
 
 
 def _shown(answer: paths.Answer) -> tuple[Any, ...]:
@@ -240,7 +250,7 @@ def _json(
         for question, answer in answers.items()
     ]
     return {
-        "overlay": {"active": state.active, "reason": state.reason, "remedy": state.remedy},
+        "overlay": dataclasses.asdict(state),
         "switch": read_switches().fused,
         "versions": {
             "te_grouped_mlp": te_grouped_mlp.__version__,

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from te_grouped_mlp import host
 from te_grouped_mlp.cli import frontend_releases
 from te_grouped_mlp.cli.output import BadArgument
 from te_grouped_mlp.op.environment import Environment, package_versions, read_switches
@@ -34,6 +36,8 @@ ASSUMABLE = {
 """Keys of `--assume`."""
 
 _NONE = "none"
+# Loosely, because this must work where nothing is installed.
+_VERSION = re.compile(r"\d+(\.\d+)*[a-z0-9.+-]*")
 _CHILD_SECONDS = 60
 _CHILD = """
 import json, sys
@@ -68,7 +72,11 @@ def parse_assumptions(text: str) -> dict[str, str]:
                 f"--assume: {item!r} is not allowed; allowed: KEY=VALUE with KEY one of "
                 f"{', '.join(ASSUMABLE)}, and VALUE a version, or none"
             )
+        if key in found:
+            raise BadArgument(f"--assume: {key} is given twice; allowed: each key once")
         found[key] = value
+    for key, value in found.items():
+        _check_version(key, value)
     _sm(found.get("sm", _NONE))
     release = found.get("frontend", _NONE)
     if release != _NONE and release not in frontend_releases.RELEASES:
@@ -79,11 +87,21 @@ def parse_assumptions(text: str) -> dict[str, str]:
     return found
 
 
+def _check_version(key: str, value: str) -> None:
+    """Refuse what is no version, and a TE about whose own op nothing is known here."""
+    if key == "sm" or value == _NONE:
+        return
+    if key == "te" and not host.is_supported(value):
+        raise BadArgument(f"--assume: te={value!r} is not known; allowed: none, {host.SUPPORTED}")
+    if not _VERSION.fullmatch(value):
+        raise BadArgument(f"--assume: {key}={value!r} is not allowed; allowed: a version, or none")
+
+
 def _sm(text: str) -> tuple[int, int] | Absent:
     if text == _NONE:
         return Absent("assumed to have no GPU")
-    digits = text.replace(".", "")
-    if not digits.isdigit() or len(digits) < 2:
+    digits = text.replace(".", "", 1)
+    if not digits.isascii() or not digits.isdigit() or not 2 <= len(digits) <= 3:
         raise BadArgument(f"--assume: sm={text!r} is not allowed; allowed: none, 90, 100, 103, ...")
     return int(digits[:-1]), int(digits[-1])
 

@@ -6,22 +6,28 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import importlib
+import importlib.util
+import itertools
 import json
+import shutil
 import sys
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 STANDARD_OUTPUT = "-"
 
 EXTRA_REMEDY = "pip install 'te-grouped-mlp[cli]'"
-"""Brings rich, for tables, and LibCST, for patches."""
+"""Brings rich, for progress bars, and LibCST, for patches."""
 
-# Wide enough for any table: a log file must not lose or fold what a terminal would.
-_FILE_WIDTH = 1000
+_FILE_WIDTH = 100
+"""Columns of a table that goes to a file or a pipe; programs read the JSON."""
+
+_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+_GAPS = ("  ", " ")
 _LINES_OF_PROGRESS = 10
 
 
@@ -94,59 +100,59 @@ def need(package: str) -> None:
 
 
 def show(found: Table) -> None:
-    """Print a table: cells fold on a narrow terminal, and a file gets each row as one line.
+    """Print a table as wide as the terminal; elsewhere as COLUMNS says, or 100 columns wide."""
+    print(render(found, _width()))
 
-    Without rich the rows are one line each everywhere, and standard error names the extra.
+
+def show_text(text: str) -> None:
+    """Print a paragraph, broken between words where a table would be."""
+    print(textwrap.fill(text, _width(), subsequent_indent="    ", **_WORDS))
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((_FILE_WIDTH, 24)).columns
+
+
+def render(found: Table, width: int) -> str:
+    """Return a table as text whose lines are at most `width` long, broken between words alone.
+
+    Where not even the longest words fit next to each other, each row is a block of lines, one for
+    each cell. A word that is longer than `width` by itself is not broken.
     """
-    try:
-        printer = _console(sys.stdout)
-    except ImportError:
-        print(_plain(found))
-        _say_once(f"tables do not fit the terminal without rich: {EXTRA_REMEDY}")
-        return
-    if printer.is_terminal:
-        printer.print(as_rich(found))
-        return
-    with printer.capture() as capture:
-        printer.print(as_rich(found))
-    print("\n".join(line.rstrip() for line in capture.get().splitlines()).strip("\n"))
-
-
-def as_rich(found: Table) -> Any:
-    """Return a table of rich whose cells fold where they do not fit instead of being cut."""
-    from rich import box
-    from rich.table import Table as RichTable
-
-    made = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in found.columns:
-        made.add_column(name, overflow="fold")
-    for row in found.rows:
-        made.add_row(*row)
-    return made
-
-
-def _plain(found: Table) -> str:
     lines = [found.columns, *found.rows]
-    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-    lines.insert(1, tuple("-" * width for width in widths))
+    cells = list(zip(*lines, strict=True))
+    words = [max(len(word) for text in column for word in text.split() or [""]) for column in cells]
+    widths = [max(map(len, column)) for column in cells]
+    gap = next((gap for gap in _GAPS if sum(words) + len(gap) * (len(cells) - 1) <= width), None)
+    if gap is None:
+        return "\n\n".join(_block(found.columns, row, width) for row in found.rows)
+    room = width - len(gap) * (len(cells) - 1)
+    while sum(widths) > room:
+        # The widest gives way first, as long as it has a place to break.
+        index = max(range(len(widths)), key=lambda i: (widths[i] > words[i], widths[i]))
+        widths[index] -= 1
+    out = [_wrapped(line, widths, gap) for line in lines]
+    out.insert(1, gap.join("-" * each for each in widths))
+    return "\n".join(out)
+
+
+def _wrapped(line: Sequence[str], widths: Sequence[int], gap: str) -> str:
+    parts = [
+        textwrap.wrap(text, width, **_WORDS) or [""]
+        for text, width in zip(line, widths, strict=True)
+    ]
+    rows = itertools.zip_longest(*parts, fillvalue="")
     padded = (
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        for line in lines
+        gap.join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in rows
     )
-    return "\n".join(line.rstrip() for line in padded)
+    return "\n".join(row.rstrip() for row in padded)
 
 
-@functools.cache
-def _say_once(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _console(stream: TextIO) -> Any:
-    """Return a rich console: colours and the terminal's width on a terminal, else plain text."""
-    from rich.console import Console
-
-    width = None if stream.isatty() else _FILE_WIDTH
-    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+def _block(names: Sequence[str], row: Sequence[str], width: int) -> str:
+    texts = (f"{name}: {text}" for name, text in zip(names, row, strict=True) if text)
+    return "\n".join(
+        textwrap.fill(text, width, subsequent_indent="    ", **_WORDS) for text in texts
+    )
 
 
 @contextlib.contextmanager
@@ -161,12 +167,8 @@ def progress(total: int, what: str) -> Iterator[Callable[[str], None]]:
         A function to call before each step with the step's name. On a terminal it moves a bar that
         vanishes at the end; elsewhere, and without rich, it writes a line for each tenth.
     """
-    try:
-        printer = _console(sys.stderr)
-    except ImportError:
-        printer = None
-    if printer is not None and printer.is_terminal:
-        with _bar(printer, total, what) as advance:
+    if sys.stderr.isatty() and importlib.util.find_spec("rich") is not None:
+        with _bar(total, what) as advance:
             yield advance
         return
     done, every = 0, max(1, -(-total // _LINES_OF_PROGRESS))
@@ -181,11 +183,13 @@ def progress(total: int, what: str) -> Iterator[Callable[[str], None]]:
 
 
 @contextlib.contextmanager
-def _bar(printer: Any, total: int, what: str) -> Iterator[Callable[[str], None]]:
+def _bar(total: int, what: str) -> Iterator[Callable[[str], None]]:
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=printer, transient=True) as bar:
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=total)
         started = False
 

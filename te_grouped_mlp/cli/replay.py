@@ -56,9 +56,13 @@ def add_parser(subparsers: Any) -> None:
         metavar="HIDDEN,FFN,ROWS",
         help="multiples of 128; default: 512,512,1024",
     )
-    parser.add_argument("--seed", type=arguments.integer(minimum=0), default=0)
+    parser.add_argument("--seed", type=arguments.seed, default=0)
     parser.add_argument(
-        "--backend", default="auto", metavar="NAME", help="the backend; default: %(default)s"
+        "--backend",
+        type=arguments.backend,
+        default=arguments.AUTO,
+        metavar="NAME",
+        help="the backend; default: %(default)s",
     )
     parser.add_argument(
         "--deterministic",
@@ -72,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the step `args.n` times and print how many values each output had."""
     from te_grouped_mlp.cli import step
 
-    step.start(args.backend)
+    step.start()
     (kind,) = step.available((args.activation,))
     device = step.default_device()
     shape = step.Shape(args.groups, *args.shape)

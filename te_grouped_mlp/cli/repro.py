@@ -67,9 +67,10 @@ def add_parser(subparsers: Any) -> None:
         help="which kernels can be told to compute every row: none, those of the newest cuDNN "
         "frontend, or all; default: each in turn",
     )
-    parser.add_argument("--seed", type=arguments.integer(minimum=0), default=0)
+    parser.add_argument("--seed", type=arguments.seed, default=0)
     parser.add_argument(
         "--backend",
+        type=arguments.backend,
         default=_REFERENCE,
         metavar="NAME",
         help="the backend to test; any but reference has the row extents of the installed "
@@ -115,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
         )
     from te_grouped_mlp.cli import step
 
-    step.start(args.backend)
+    step.start()
     if args.backend != _REFERENCE:
         extents: Sequence[str] = (INSTALLED,)
     else:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from te_grouped_mlp.cli import arguments, output
-from te_grouped_mlp.cli.output import BadArgument, CommandError
+from te_grouped_mlp.cli.output import CommandError
 from te_grouped_mlp.cli.remedies import REMEDIES
 from te_grouped_mlp.op.problem import Activation
 
@@ -44,7 +44,8 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--backend",
-        default="auto",
+        type=arguments.backend,
+        default=arguments.AUTO,
         metavar="NAME",
         help="the backend; default: what auto chooses here, and on SM 10x under MXFP8 cutedsl as "
         "well, which stands in where cudnn cannot be deterministic",
@@ -78,8 +79,6 @@ def run(args: argparse.Namespace) -> int:
     from te_grouped_mlp.op import environment
     from te_grouped_mlp.selftest import cases as catalogue
 
-    if args.backend not in (allowed := ("auto", *catalogue.BACKENDS)):
-        raise BadArgument(f"--backend {args.backend} is not known; allowed: {', '.join(allowed)}")
     kinds = step.available(args.activation)
     devices = ["cuda"] if torch.cuda.is_available() else []
     if standalone.is_active():

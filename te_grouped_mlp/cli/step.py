@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from te_grouped_mlp import host, overlay, standalone
-from te_grouped_mlp.cli.output import BadArgument, CommandError
+from te_grouped_mlp.cli.output import CommandError
 from te_grouped_mlp.op import environment
 from te_grouped_mlp.op.formats import MXFP8
 from te_grouped_mlp.op.problem import Activation
@@ -48,15 +48,11 @@ class Shape:
         return [_TILE * (share + (index < rest)) for index in range(self.groups)]
 
 
-def start(backend: str | None = None) -> None:
+def start() -> None:
     """Put the overlay in place and import TE.
-
-    Args:
-        backend: A backend that the command will name; checked before anything else.
 
     Raises:
         CommandError: TE is absent, or its fused module is not ours.
-        BadArgument: There is no such backend.
     """
     if host.te_root() is None:
         raise CommandError(
@@ -65,7 +61,7 @@ def start(backend: str | None = None) -> None:
         )
     try:
         overlay.activate()
-        overlay.assert_active()
+        overlay.require_in_place()
     except RuntimeError as error:
         raise CommandError(str(error)) from error
     try:
@@ -74,13 +70,7 @@ def start(backend: str | None = None) -> None:
         lacking = ", ".join(host.standalone_lacks()) if standalone.is_active() else ""
         remedy = f"; not installed: {lacking}; {host.STANDALONE_REMEDY}" if lacking else ""
         raise CommandError(f"Transformer Engine cannot be imported: {error}{remedy}") from error
-    overlay.assert_active()
-    if backend is not None:
-        from te_grouped_mlp.op import selection
-
-        allowed = (selection.AUTO, *selection.NAMES)
-        if backend not in allowed:
-            raise BadArgument(f"--backend {backend} is not known; allowed: {', '.join(allowed)}")
+    overlay.require_in_place()
 
 
 def default_device() -> str:

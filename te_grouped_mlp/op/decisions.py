@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any
 
 from te_grouped_mlp import overlay
 from te_grouped_mlp.op import split_guard
+from te_grouped_mlp.op.backends import CLASSES
 from te_grouped_mlp.op.environment import is_first_rank
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import Problem
@@ -22,6 +23,7 @@ UNFUSED = "unfused"
 _UPSTREAM = "upstream"
 _NAN = "results are NaN"
 _KEPT = 256
+_NOT_OURS_KEPT = 16
 
 
 @dataclass(frozen=True)
@@ -41,15 +43,69 @@ class Decision:
     refusals: tuple[tuple[str, Reject], ...]
 
     def __str__(self) -> str:
-        causes = "; ".join(f"{step}: {reject}" for step, reject in self.refusals)
-        return f"{self.path} ({causes})" if causes else self.path
+        causes = "; ".join(f"not {step}: {reject}" for step, reject in self.refusals)
+        what = "" if self.problem is None else f"{self.problem.text}: "
+        return f"{what}{self.path} ({causes})" if causes else f"{what}{self.path}"
 
 
 _decisions: deque[Decision] = deque(maxlen=_KEPT)
+_not_ours: list[Decision] = []
+"""The first decisions against our backends; unlike the list above it forgets none of these."""
 _lock = threading.Lock()
 
 
-def explain(module: Any = None, *, recipe: Any = None) -> tuple[Decision, ...]:
+class Decisions(tuple[Decision, ...]):
+    """Decisions in their order; the text has a line for each."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self)) or "no grouped MLP was met in this process"
+
+
+_steps: Counter[str] = Counter()
+"""Forward passes of this process by what ran them: a backend of ours, or UNFUSED."""
+
+
+def count_step(path: str) -> None:
+    """Note that a forward pass of the fused op ran on a backend, or gave way to the unfused ops."""
+    _steps[path] += 1
+
+
+def assert_fused(*, backend: str | None = None) -> None:
+    """Return if every grouped MLP that ran in this process so far ran in our fused op.
+
+    To be asked after a step. It looks at all fusers of the process, also at those that no
+    ``torch.nn.Module`` shows (Megatron keeps its own in a tuple), and never synchronises.
+
+    Args:
+        backend: Also require that this backend ran every step: "reference", "cutedsl" or "cudnn".
+
+    Raises:
+        RuntimeError: None ran; one ran unfused, or in Transformer Engine's own op; or another
+            backend ran. The message has the reasons.
+        ValueError: There is no such backend.
+    """
+    if backend is not None and backend not in CLASSES:
+        allowed = ", ".join(CLASSES)
+        raise ValueError(f"backend is {backend!r}; allowed: None, {allowed}")
+    general = _without_our_module()
+    with _lock:
+        others = [str(each) for each in (*_not_ours, general) if each is not None]
+    ran = ", ".join(f"{count} on {path}" for path, count in sorted(_steps.items()))
+    if others:
+        raise RuntimeError(f"not every grouped MLP ran fused: {'; '.join(others)}")
+    if not _steps:
+        raise RuntimeError(
+            "no grouped MLP ran fused in this process: none was met, so ask after a step (and see "
+            "that GroupedLinear, scaled activation, GroupedLinear stand in one te.ops.Sequential)"
+        )
+    if _steps.keys() - ({backend} if backend is not None else CLASSES.keys()):
+        wanted = f"backend {backend}" if backend is not None else "our fused op"
+        raise RuntimeError(f"not every forward pass ran on {wanted}: {ran}")
+
+
+def explain(module: Any = None, *, recipe: Any = None) -> Decisions:
     """Return which path grouped MLPs take, and why each step before it was passed over.
 
     Args:
@@ -62,11 +118,12 @@ def explain(module: Any = None, *, recipe: Any = None) -> tuple[Decision, ...]:
         is fused. Without: the decisions of fusers that ran, oldest first, equal ones once, at most
         the latest 256. Where Transformer Engine runs without our module, the first says why; the
         last says of split sizes on a device that did not fit, for which it waits for the device.
+        ``str()`` of it is a line for each.
     """
     if module is not None:
         from te_grouped_mlp.op import fusion
 
-        return fusion.decide_in(module, recipe)
+        return Decisions(fusion.decide_in(module, recipe))
     general = _without_our_module()
     with _lock:
         kept = tuple(_decisions)
@@ -74,7 +131,7 @@ def explain(module: Any = None, *, recipe: Any = None) -> tuple[Decision, ...]:
         Decision(None, _NAN, (("split_sizes", Reject(Reason.SPLITS, text)),))
         for text in split_guard.reported()
     ]
-    return (*(() if general is None else (general,)), *kept, *faults)
+    return Decisions((*(() if general is None else (general,)), *kept, *faults))
 
 
 def _without_our_module() -> Decision | None:
@@ -91,8 +148,10 @@ def record(decision: Decision) -> None:
         if decision in _decisions:
             return
         _decisions.append(decision)
+        if decision.path not in CLASSES and len(_not_ours) < _NOT_OURS_KEPT:
+            _not_ours.append(decision)
     switched_off = any(reject.reason is Reason.SWITCH_OFF for _, reject in decision.refusals)
     if switched_off or not is_first_rank():
         return
     level = logging.WARNING if decision.path == UNFUSED else logging.INFO
-    logger.log(level, "grouped MLP runs %s", decision)
+    logger.log(level, "grouped MLP: %s", decision)

@@ -130,6 +130,15 @@ class Problem:
     device: str
     dtype: DType
 
+    @property
+    def text(self) -> str:
+        """The problem in a few words: experts, hidden and ffn features, activation, recipe."""
+        recipe = "no recipe" if self.recipe is RecipeKind.NONE else self.recipe.value
+        sizes = f"{self.num_groups} x {self.fc1.in_features} x {self.fc2.in_features}"
+        return (
+            f"{sizes} {self.activation.kind.value}, {recipe}, {self.dtype.value} on {self.device}"
+        )
+
 
 class TensorKind(Enum):
     """How a token tensor arrives."""

@@ -142,7 +142,10 @@ def saved(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_saved_report_is_shown(shell: Shell, saved: Path) -> None:
+def test_a_saved_report_is_shown(
+    shell: Shell, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     assert shell("bench", "--from", str(saved)) == 0
     lines = [line.split() for line in shell.out.splitlines()]
     label = "8,2048,4096,16384"

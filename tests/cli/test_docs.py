@@ -20,7 +20,7 @@ from tests.cli.conftest import ROOT, Shell
 PAGE = ROOT / "docs" / "doctor.md"
 # A copy of the tests beside an installed wheel has no docs.
 TEXT = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
-COMMANDS = re.findall(r"^te-grouped-mlp .*$", TEXT, flags=re.MULTILINE)
+COMMANDS = re.findall(r"^```sh\n(te-grouped-mlp .*)\n```$", TEXT, flags=re.MULTILINE)
 
 
 def test_page_is_there_in_the_repository() -> None:
@@ -46,9 +46,7 @@ def test_command_of_the_page_runs(
     expected = int(comment.removeprefix("exit code ") or 0)
     assert shell(*shlex.split(command)[1:]) == expected
     # The kinds of columns on the page are those of the program.
-    for heading in re.findall(
-        r"^ \S.* {2,}(?:why|bitwise|hash \(runs\))$", shell.out, re.MULTILINE
-    ):
+    for heading in re.findall(r"^\S.* {2,}(?:why|bitwise|hash \(runs\))$", shell.out, re.MULTILINE):
         assert re.sub(r" +", " ", heading) in re.sub(r" +", " ", TEXT)
 
 

@@ -48,6 +48,16 @@ def test_help_names_every_command(shell: Shell) -> None:
         (["doctor", "--assume", "gpu=1"], ["--assume", "gpu=1", "frontend"]),
         (["doctor", "--assume", "sm=big"], ["--assume", "big", "100"]),
         (["doctor", "--assume", "frontend=9.9"], ["--assume", "9.9", "1.32.0"]),
+        (["doctor", "--assume", ""], ["--assume", "''", "KEY=VALUE"]),
+        (["doctor", "--assume", "sm=100,"], ["--assume", "''", "KEY=VALUE"]),
+        (["doctor", "--assume", "sm=100,sm=90"], ["--assume", "sm", "twice"]),
+        (["doctor", "--assume", "te=1.0"], ["--assume", "1.0", "2.19.0 or 2.20.x"]),
+        (["doctor", "--assume", "torch=new"], ["--assume", "torch='new'", "a version, or none"]),
+        (["doctor", "--assume", "sm=1000"], ["--assume", "1000", "103"]),
+        (["repro", "--seed", str(2**63)], ["--seed", str(2**63), f"at most {2**62}"]),
+        (["replay", "--backend", "foo"], ["--backend", "'foo'", "cutedsl"]),
+        (["selftest", "--backend", "foo"], ["--backend", "'foo'", "cutedsl"]),
+        (["repro", "--backend", "upstream"], ["--backend", "'upstream'", "reference"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -97,15 +107,55 @@ sys.exit(f"imported {heavy}" if heavy else 0)
     assert done.returncode == 0, done.stderr
 
 
-def test_table_loses_nothing_on_a_narrow_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    from rich.console import Console
+WORDS = ("every", "cell", "of", "a", "table", "keeps", "its", "words", "whole")
 
+
+@pytest.mark.parametrize("width", [12, 24, 40, 80, 200])
+def test_a_table_breaks_between_words_alone_and_loses_none(width: int) -> None:
+    made = output.table("first", "second", "third")
+    made.add_row(" ".join(WORDS), "short", " ".join(reversed(WORDS)))
+    made.add_row("x", "", " ".join(WORDS))
+    text = output.render(made, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "\n\n" not in text or width == 12
+    found = [word for word in text.split() if word in WORDS]
+    assert sorted(found) == sorted(WORDS * 3)
+
+
+def test_a_word_is_not_broken_even_where_it_is_too_long() -> None:
     made = output.table("a", "b")
     made.add_row("x" * 70, "y" * 70)
-    Console(width=40).print(output.as_rich(made))
-    text = capsys.readouterr().out
-    assert text.count("x") == 70
-    assert text.count("y") == 70
-    assert max(map(len, text.splitlines())) <= 40
-    output.show(made)
-    assert "x" * 70 in capsys.readouterr().out
+    text = output.render(made, 40)
+    assert "x" * 70 in text
+    assert "y" * 70 in text
+
+
+def test_a_table_is_as_wide_as_columns_says(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = output.table("a")
+    made.add_row("word " * 100)
+    for columns, width in (("60", 60), ("0", 100)):
+        monkeypatch.setenv("COLUMNS", columns)
+        output.show(made)
+        assert width - 5 < max(map(len, capsys.readouterr().out.splitlines())) <= width
+
+
+TABLES = {
+    "doctor": ("doctor", "--assume", "sm=100,frontend=1.30.0,te=2.20.2"),
+    "doctor here": ("doctor", "--assume", "sm=none"),
+    "replay": ("replay", "--n", "2", "--groups", "2", "--shape", "128,128,256"),
+    "repro": ("repro", "--hidden", "128", "--live", "128", "--padding", "128"),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_line_of_a_report_fits_80_columns(
+    shell: Shell, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shell(*TABLES[name])
+    # The first line is a sentence, which scripts read as one line.
+    lines = shell.out.splitlines()[1:]
+    assert len(lines) > 3, shell.err
+    assert not [line for line in lines if len(line) > 80]

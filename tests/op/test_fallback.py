@@ -29,6 +29,7 @@ pytestmark = pytest.mark.usefixtures("fused_switch")
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE = StepCase(splits=(256, 0, 512), hidden=256, ffn=128)
+CASE_TEXT = "3 x 256 x 128 ScaledSwiGLU, mxfp8, bfloat16 on cpu"
 # Upstream rounds the probabilities and their gradient to bf16, and differs in nothing else.
 ROUNDED = CASE.but(prob_dtype=torch.bfloat16)
 OTHER = Reject(Reason.OPTION, "declined by a test")
@@ -285,7 +286,7 @@ def test_upstreams_op_runs_where_it_is_named(outcomes: dict[str, Any]) -> None:
     assert (found["path"], found["refusals"]) == ("upstream", [])
     assert found["kernels"] == UPSTREAM_KERNELS
     assert found["differ"] == []
-    assert found["said"] == ["grouped MLP runs upstream"]
+    assert found["said"] == [f"grouped MLP: {CASE_TEXT}: upstream"]
 
 
 def test_upstreams_op_is_the_second_step(outcomes: dict[str, Any]) -> None:
@@ -507,7 +508,7 @@ def test_the_first_rank_speaks_once(
             step.run_step(CASE.but(buffer_rows=rows))
     assert len(te_grouped_mlp.explain()) == 1, "every rank keeps the decision"
     expected = [
-        "grouped MLP runs reference",
+        f"grouped MLP: {CASE_TEXT}: reference",
         "grouped MLP with 3 experts, ScaledSwiGLU, mxfp8: backend reference, packed rows",
     ]
     assert lines(caplog) == (expected if spoken else [])
@@ -535,7 +536,7 @@ def test_decisions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_decision_reads_as_a_sentence() -> None:
     decision = decisions.Decision(None, "unfused", (("reference", OTHER),))
-    assert str(decision) == f"unfused (reference: {Reason.OPTION.value}: declined by a test)"
+    assert str(decision) == f"unfused (not reference: {Reason.OPTION.value}: declined by a test)"
     assert str(decisions.Decision(None, "reference", ())) == "reference"
 
 
@@ -550,7 +551,7 @@ def test_explain_says_why_upstreams_module_runs(
 ) -> None:
     from te_grouped_mlp import overlay
 
-    state = overlay.Status(False, refused or "switched off", "", "2.99", True, None)
+    state = overlay.Status(False, True, refused or "switched off", "", "2.99", True, None)
     monkeypatch.setattr(overlay, "status", lambda: state)
     monkeypatch.setattr(overlay, "_refusal", refused)
     first = te_grouped_mlp.explain()[0]
@@ -568,5 +569,5 @@ def test_explain_without_the_fork_in_a_process_of_its_own() -> None:
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "NVTE_GROUPED_MLP_FORK": "0"}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.startswith("upstream (fork: the fork is not in place in this process: ")
+    assert done.stdout.startswith("upstream (not fork: the fork is not in place in this process: ")
     assert "NVTE_GROUPED_MLP_FORK=0" in done.stdout

@@ -75,6 +75,9 @@ class FakeInstall:
         for file in PACKAGE.glob("*.py"):
             shutil.copy(file, package)
         shutil.copytree(PACKAGE / "standalone", package / "standalone")
+        (package / "op").mkdir()
+        for name in ("__init__.py", "environment.py", "packages.py"):
+            shutil.copy(PACKAGE / "op" / name, package / "op")
         (package / "_fork").mkdir()
         self.fork_file = package / "_fork" / "grouped_mlp.py"
         self.fork_file.write_text(FORK_TEXT)
@@ -122,6 +125,7 @@ class FakeInstall:
                 **base,
                 "PYTHONPATH": str(self.root),
                 "NVTE_GROUPED_MLP_STANDALONE": "0",
+                "NVTE_CUTEDSL_FUSED_GROUPED_MLP": "1",
                 **environment,
             },
             capture_output=True,

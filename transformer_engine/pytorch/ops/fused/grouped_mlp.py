@@ -35,6 +35,7 @@ from te_grouped_mlp.op import (
     carriers,
     checks,
     data_gradient,
+    decisions,
     environment,
     fusion,
     ops_state,
@@ -66,10 +67,9 @@ from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import Problem
 
 DETERMINISTIC_DPROB = True
-"""For clients that rewrite the op to get a deterministic probability gradient: with this module
-they need not, since its fused op gives one or raises RuntimeError, and so does upstream's behind
-it. Unfused, Transformer Engine's GPU kernel for a scaled bias asks its environment variable alone.
-"""
+"""For clients that rewrite the op to get a deterministic probability gradient: they need not, since
+this fused op gives one or raises RuntimeError, and so does upstream's behind it. Unfused, the GPU
+kernel for a scaled bias asks Transformer Engine's environment variable alone."""
 
 
 class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N801  (upstream's name)
@@ -127,6 +127,7 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
         call = read_call(basic_op_ctxs, problem, inputs, prob, host, env)
         plan = selection.make_plan(problem, call, env)
         weight_gradient.main_grad_targets(plan, inputs.weights)
+        decisions.count_step(plan.backend)
         out = output_buffer(plan, inputs)
         splits = te_adapter.read_splits(inputs.split_sizes, host, plan, inputs.x.device)
         state = _forward(ops, plan, inputs, splits, out)
