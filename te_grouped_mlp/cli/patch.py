@@ -80,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         OSError: the answer could not be written; what was asked for has been done.
+        CommandError: LibCST cannot be imported.
     """
     output.need("libcst")
     if args.action == "list":
