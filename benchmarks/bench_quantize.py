@@ -20,6 +20,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from te_grouped_mlp import _C
+from te_grouped_mlp.op.capacity import span
 from tests.csrc import naive_mxfp8
 
 Buffers = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -72,9 +73,8 @@ def empty_buffers(rows: int, cols: int) -> Buffers:
 def our_quantize(x: torch.Tensor, out: Buffers, threads: int) -> None:
     """One call of the extension."""
     rows, cols = x.shape
-    pointers = [buffer.data_ptr() for buffer in out]
     _C.mxfp8_quantize(
-        *(x.data_ptr(), 2, rows, cols, cols, *pointers, 0, True, 0, 0, False, False, threads)
+        *(span(x), 2, rows, cols, cols, *map(span, out), 0, True, None, 0, False, False, threads)
     )
 
 

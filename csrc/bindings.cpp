@@ -1,9 +1,10 @@
 // Copyright (c) 2026, the te-grouped-mlp authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// te_grouped_mlp._C: raw addresses in, nothing allocated for the caller, nothing kept. Every
-// argument is checked here, before any memory is touched, and the GIL is released for the work.
-// One function looks at tensors themselves instead, and keeps the GIL.
+// te_grouped_mlp._C: addresses in, each with the bytes that may be used from there; nothing
+// allocated for the caller, nothing kept. Every argument is checked here, before any memory is
+// touched, and the GIL is released for the work. One function looks at tensors themselves instead,
+// and keeps the GIL.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -22,12 +23,45 @@ using namespace te_grouped_mlp;
 
 namespace {
 
-using Address = std::uintptr_t;
+// Memory of the caller's: (address, bytes), or None for what is not wanted. A tensor that has lost
+// its memory is (0, 0), which is not the same: it is refused wherever its bytes are needed.
+struct Span {
+  bool wanted = false;
+  std::uintptr_t address = 0;
+  std::int64_t bytes = 0;
+};
 
 template <typename T>
-T* pointer(Address address) {
-  return reinterpret_cast<T*>(address);
+T* pointer(const Span& span) {
+  return reinterpret_cast<T*>(span.address);
 }
+
+}  // namespace
+
+namespace pybind11::detail {
+
+template <>
+struct type_caster<Span> {
+  PYBIND11_TYPE_CASTER(Span, const_name("tuple[int, int] | None"));
+
+  bool load(handle source, bool) {
+    value = Span{};
+    if (source.is_none()) return true;
+    if (!PyTuple_Check(source.ptr()) || PyTuple_GET_SIZE(source.ptr()) != 2) return false;
+    value.wanted = true;
+    value.address = PyLong_AsSize_t(PyTuple_GET_ITEM(source.ptr(), 0));
+    if (PyErr_Occurred() == nullptr) {
+      value.bytes = PyLong_AsLongLong(PyTuple_GET_ITEM(source.ptr(), 1));
+    }
+    const bool loaded = PyErr_Occurred() == nullptr;
+    PyErr_Clear();
+    return loaded;
+  }
+};
+
+}  // namespace pybind11::detail
+
+namespace {
 
 [[noreturn]] void refuse(const std::string& name, const std::string& value,
                          const std::string& allowed) {
@@ -81,22 +115,55 @@ void check_blocks(const char* name, std::int64_t value) {
   if (value % kBlock != 0) refuse(name, std::to_string(value), "multiples of 32");
 }
 
-void check_not_null(const char* name, Address address) {
-  if (address == 0) refuse(name, "0 (null)", "the address of the data");
+// Bytes that some elements take. A number that no memory holds is too many for every span.
+std::int64_t bytes_of(std::int64_t rows, std::int64_t cols, std::int64_t size) {
+  std::int64_t count = 0, bytes = 0;
+  if (__builtin_mul_overflow(rows, cols, &count) || __builtin_mul_overflow(count, size, &bytes)) {
+    return std::numeric_limits<std::int64_t>::max();
+  }
+  return bytes;
+}
+
+// `alignment` is that of the type through which the memory is read.
+void check_span(const char* name, const Span& span, std::int64_t needed, std::int64_t alignment) {
+  if (needed == 0) return;
+  if (!span.wanted) refuse(name, "None", std::to_string(needed) + " bytes");
+  if (span.address == 0 || span.bytes < needed) {
+    refuse(name, std::to_string(span.address == 0 ? 0 : span.bytes) + " bytes long",
+           "at least " + std::to_string(needed) + " bytes, by the shape");
+  }
+  if (span.address % static_cast<std::uintptr_t>(alignment) != 0) {
+    refuse(name, "at an address that is no multiple of " + std::to_string(alignment),
+           "aligned to its elements");
+  }
+}
+
+void check_floats(const char* name, const Span& span, std::int64_t rows, std::int64_t cols) {
+  check_span(name, span, bytes_of(rows, cols, sizeof(float)), alignof(float));
+}
+
+// The scales of a matrix: one for each block, padded to whole tiles.
+std::int64_t scale_bytes(Axis axis, std::int64_t rows, std::int64_t cols) {
+  return axis == Axis::kRow ? round_up(rows, kTile) * round_up(cols / kBlock, kBlocksPerTile)
+                            : round_up(rows / kBlock, kBlocksPerTile) * round_up(cols, kTile);
+}
+
+void check_scales(const char* name, const Span& span, Axis axis, std::int64_t rows,
+                  std::int64_t cols) {
+  check_span(name, span, scale_bytes(axis, rows, cols), 1);
 }
 
 // A pair that is wanted or not wanted as a whole.
-bool check_pair(const char* data_name, Address data, const char* scale_name, Address scale) {
-  if ((data == 0) != (scale == 0)) {
-    const bool data_missing = data == 0;
-    refuse(data_missing ? data_name : scale_name, "0 (not wanted)",
-           std::string("an address, because ") + (data_missing ? scale_name : data_name) +
-               " is given");
+bool check_pair(const char* data_name, const Span& data, const char* scale_name,
+                const Span& scale) {
+  if (data.wanted != scale.wanted) {
+    refuse(data.wanted ? scale_name : data_name, "None",
+           std::string("memory, because ") + (data.wanted ? data_name : scale_name) + " is given");
   }
-  return data != 0;
+  return data.wanted;
 }
 
-Source check_source(Address src, int src_dtype, std::int64_t rows, std::int64_t cols,
+Source check_source(const Span& src, int src_dtype, std::int64_t rows, std::int64_t cols,
                     std::int64_t row_stride) {
   const SourceType type = check_type("src_dtype", src_dtype);
   check_shape(rows, cols);
@@ -109,18 +176,29 @@ Source check_source(Address src, int src_dtype, std::int64_t rows, std::int64_t 
   return Source{pointer<const void>(src), type, rows, cols, row_stride};
 }
 
+// The whole matrix must be there, also where the groups end before it.
+void check_matrix(const Source& source, const Span& span) {
+  const std::int64_t size = size_of(source.type);
+  const std::int64_t elements =
+      source.rows == 0 || source.cols == 0
+          ? 0
+          : (source.rows - 1) * (source.rows > 1 ? source.row_stride : 0) + source.cols;
+  check_span("src", span, bytes_of(1, elements, size), size);
+}
+
 // Reads the row counts of all groups (dense: one group of all rows) and returns where they lie.
-Groups check_splits(Address splits, std::int64_t num_groups, std::int64_t rows,
+Groups check_splits(const Span& splits, std::int64_t num_groups, std::int64_t rows,
                     std::int64_t multiple) {
   if (num_groups < 0) refuse("num_groups", std::to_string(num_groups), "0 (dense) or more");
-  if (splits == 0) {
+  if (!splits.wanted) {
     if (num_groups != 0) {
-      refuse("splits", "0 (null)",
-             "the address of num_groups = " + std::to_string(num_groups) + " int64 row counts");
+      refuse("splits", "None", std::to_string(num_groups) + " int64 row counts, by num_groups");
     }
     return Groups{Group{0, rows}};
   }
   if (num_groups == 0) refuse("num_groups", "0", "1 or more, because splits is given");
+  check_span("splits", splits, bytes_of(1, num_groups, sizeof(std::int64_t)),
+             alignof(std::int64_t));
   const std::int64_t* counts = pointer<const std::int64_t>(splits);
   Groups groups;
   std::int64_t sum = 0;
@@ -145,23 +223,32 @@ bool has_work(const Groups& groups, std::int64_t cols) {
   return cols > 0 && groups.back().first_row + groups.back().rows > 0;
 }
 
-void mxfp8_quantize(Address src, int src_dtype, std::int64_t rows, std::int64_t cols,
-                    std::int64_t row_stride, Address row_data, Address row_scale, Address col_data,
-                    Address col_scale, int fp8, bool swizzled, Address splits,
-                    std::int64_t num_groups, bool two_d, bool nan_in_scale, int threads) {
+void mxfp8_quantize(const Span& src, int src_dtype, std::int64_t rows, std::int64_t cols,
+                    std::int64_t row_stride, const Span& row_data, const Span& row_scale,
+                    const Span& col_data, const Span& col_scale, int fp8, bool swizzled,
+                    const Span& splits, std::int64_t num_groups, bool two_d, bool nan_in_scale,
+                    int threads) {
   const Source source = check_source(src, src_dtype, rows, cols, row_stride);
   const Fp8Format format = check_format(fp8);
   threads = check_threads(threads);
   const Groups groups = check_splits(splits, num_groups, rows, kTile);
   if (!has_work(groups, cols)) return;
-  check_not_null("src", src);
+  check_matrix(source, src);
   const bool by_row = check_pair("row_data", row_data, "row_scale", row_scale);
   const bool by_col = check_pair("col_data", col_data, "col_scale", col_scale);
   if (!by_row && !by_col) {
-    refuse("row_data and col_data", "0 (not wanted)", "at least one of them wanted");
+    refuse("row_data and col_data", "None", "at least one of them wanted");
   }
   if (by_row || two_d) check_blocks("cols", cols);
   if (by_col || two_d) check_blocks("rows", rows);
+  if (by_row) {
+    check_span("row_data", row_data, bytes_of(rows, cols, 1), 1);
+    check_scales("row_scale", row_scale, Axis::kRow, rows, cols);
+  }
+  if (by_col) {
+    check_span("col_data", col_data, bytes_of(rows, cols, 1), 1);
+    check_scales("col_scale", col_scale, Axis::kColumn, rows, cols);
+  }
   const QuantizeOutputs outputs{pointer<std::uint8_t>(row_data), pointer<std::uint8_t>(row_scale),
                                 pointer<std::uint8_t>(col_data), pointer<std::uint8_t>(col_scale)};
   const QuantizeOptions options{format, swizzled, two_d, nan_in_scale};
@@ -169,9 +256,9 @@ void mxfp8_quantize(Address src, int src_dtype, std::int64_t rows, std::int64_t 
   quantize(source, groups, outputs, options, threads);
 }
 
-void mxfp8_dequantize(Address data, Address scale, int fp8, int axis, bool swizzled,
-                      std::int64_t rows, std::int64_t cols, Address out, int out_dtype,
-                      Address splits, std::int64_t num_groups, int threads) {
+void mxfp8_dequantize(const Span& data, const Span& scale, int fp8, int axis, bool swizzled,
+                      std::int64_t rows, std::int64_t cols, const Span& out, int out_dtype,
+                      const Span& splits, std::int64_t num_groups, int threads) {
   const Fp8Format format = check_format(fp8);
   const Axis along = check_axis(axis);
   const SourceType type = check_type("out_dtype", out_dtype);
@@ -181,85 +268,92 @@ void mxfp8_dequantize(Address data, Address scale, int fp8, int axis, bool swizz
   if (along == Axis::kRow) check_blocks("cols", cols);
   if (along == Axis::kColumn) check_blocks("rows", rows);
   if (!has_work(groups, cols)) return;
-  check_not_null("data", data);
-  check_not_null("scale", scale);
-  check_not_null("out", out);
+  check_span("data", data, bytes_of(rows, cols, 1), 1);
+  check_scales("scale", scale, along, rows, cols);
+  check_span("out", out, bytes_of(rows, cols, size_of(type)), size_of(type));
   const DequantizeInput input{pointer<const std::uint8_t>(data), pointer<std::uint8_t>(scale),
                               format, along, swizzled};
   const py::gil_scoped_release release;
   dequantize(input, groups, cols, pointer<void>(out), type, threads);
 }
 
-void bind_swizzle_scales(Address src, Address dst, int axis, std::int64_t rows, std::int64_t cols,
-                         Address splits, std::int64_t num_groups, bool inverse) {
+void bind_swizzle_scales(const Span& src, const Span& dst, int axis, std::int64_t rows,
+                         std::int64_t cols, const Span& splits, std::int64_t num_groups,
+                         bool inverse) {
   const Axis along = check_axis(axis);
   check_shape(rows, cols);
   const Groups groups = check_splits(splits, num_groups, rows, kTile);
   if (along == Axis::kRow) check_blocks("cols", cols);
   if (along == Axis::kColumn) check_blocks("rows", rows);
   if (!has_work(groups, cols)) return;
-  check_not_null("src", src);
-  check_not_null("dst", dst);
-  if (src == dst) refuse("dst", "src", "a buffer of its own: tiles move past each other");
+  check_scales("src", src, along, rows, cols);
+  check_scales("dst", dst, along, rows, cols);
+  const auto size = static_cast<std::uintptr_t>(scale_bytes(along, rows, cols));
+  if (src.address < dst.address + size && dst.address < src.address + size) {
+    refuse("dst", "in the memory of src", "a buffer of its own: tiles move past each other");
+  }
   const py::gil_scoped_release release;
   swizzle_scales(pointer<std::uint8_t>(src), pointer<std::uint8_t>(dst), along, groups, cols,
                  inverse);
 }
 
-void sum_columns(Address src, int src_dtype, std::int64_t rows, std::int64_t cols,
-                 std::int64_t row_stride, Address weights, bool weighted, Address splits,
-                 std::int64_t num_groups, Address out, int threads) {
+void sum_columns(const Span& src, int src_dtype, std::int64_t rows, std::int64_t cols,
+                 std::int64_t row_stride, const Span& weights, bool weighted, const Span& splits,
+                 std::int64_t num_groups, const Span& out, int threads) {
   const Source source = check_source(src, src_dtype, rows, cols, row_stride);
   threads = check_threads(threads);
   const Groups groups = check_splits(splits, num_groups, rows, 1);
   if (cols == 0) return;
-  check_not_null("out_f32", out);
   if (has_work(groups, cols)) {
-    check_not_null("src", src);
-    if (weighted) check_not_null("weights_f32", weights);
+    check_matrix(source, src);
+    if (weighted) check_floats("weights_f32", weights, rows, 1);
   }
+  check_floats("out_f32", out, static_cast<std::int64_t>(groups.size()), cols);
   const py::gil_scoped_release release;
-  column_sums(source, groups, pointer<const float>(weights), pointer<float>(out), threads);
+  column_sums(source, groups, weighted ? pointer<const float>(weights) : nullptr,
+              pointer<float>(out), threads);
 }
 
-void bind_column_sums(Address src, int src_dtype, std::int64_t rows, std::int64_t cols,
-                      std::int64_t row_stride, Address splits, std::int64_t num_groups, Address out,
-                      int threads) {
-  sum_columns(src, src_dtype, rows, cols, row_stride, 0, false, splits, num_groups, out, threads);
+void bind_column_sums(const Span& src, int src_dtype, std::int64_t rows, std::int64_t cols,
+                      std::int64_t row_stride, const Span& splits, std::int64_t num_groups,
+                      const Span& out, int threads) {
+  sum_columns(src, src_dtype, rows, cols, row_stride, {}, false, splits, num_groups, out, threads);
 }
 
-void bind_weighted_column_sums(Address src, int src_dtype, std::int64_t rows, std::int64_t cols,
-                               std::int64_t row_stride, Address weights, Address splits,
-                               std::int64_t num_groups, Address out, int threads) {
+void bind_weighted_column_sums(const Span& src, int src_dtype, std::int64_t rows,
+                               std::int64_t cols, std::int64_t row_stride, const Span& weights,
+                               const Span& splits, std::int64_t num_groups, const Span& out,
+                               int threads) {
   sum_columns(src, src_dtype, rows, cols, row_stride, weights, true, splits, num_groups, out,
               threads);
 }
 
-void bind_row_dots(Address src, int src_dtype, std::int64_t rows, std::int64_t cols,
-                   std::int64_t row_stride, Address table, Address splits, std::int64_t num_groups,
-                   Address out, int threads) {
+void bind_row_dots(const Span& src, int src_dtype, std::int64_t rows, std::int64_t cols,
+                   std::int64_t row_stride, const Span& table, const Span& splits,
+                   std::int64_t num_groups, const Span& out, int threads) {
   const Source source = check_source(src, src_dtype, rows, cols, row_stride);
   threads = check_threads(threads);
   const Groups groups = check_splits(splits, num_groups, rows, 1);
   if (!has_work(groups, 1)) return;
-  check_not_null("out_f32", out);
   if (cols > 0) {
-    check_not_null("src", src);
-    check_not_null("table_f32", table);
+    check_matrix(source, src);
+    check_floats("table_f32", table, static_cast<std::int64_t>(groups.size()), cols);
   }
+  check_floats("out_f32", out, rows, 1);
   const py::gil_scoped_release release;
   row_dots(source, groups, pointer<const float>(table), pointer<float>(out), threads);
 }
 
 constexpr const char* kModuleDoc =
     "CPU kernels of te-grouped-mlp.\n\n"
-    "Pointers are integers (tensor.data_ptr()); 0 means not wanted. Nothing is allocated for the\n"
-    "caller and nothing is kept. Source dtypes: F32=0, F16=1, BF16=2, F64=3. FP8 formats: E4M3=0,\n"
-    "E5M2=1. Axes: ROW=0 (1x32 blocks), COLUMN=1 (32x1 blocks). splits: host address of\n"
-    "int64[num_groups] row counts, or 0 with num_groups=0 for one dense group; with splits only\n"
-    "the rows before their sum are read or written. threads=0 decides: at most torch's number and\n"
-    "the CPUs of the process. A bad argument raises ValueError before any work. Results do not "
-    "depend on the SIMD level or the thread count.";
+    "Memory is (address, bytes), as op.capacity.span makes it of a tensor; None means not wanted.\n"
+    "Nothing is allocated for the caller and nothing is kept. Source dtypes: F32=0, F16=1, BF16=2,\n"
+    "F64=3. FP8 formats: E4M3=0, E5M2=1. Axes: ROW=0 (1x32 blocks), COLUMN=1 (32x1 blocks).\n"
+    "splits: int64[num_groups] row counts on the host, or None with num_groups=0 for one dense\n"
+    "group; with splits only the rows before their sum are read or written. threads=0 decides: at\n"
+    "most torch's number and the CPUs of the process. A bad argument, and memory that is shorter\n"
+    "than the shape needs, raise ValueError before any work. Results do not depend on the SIMD\n"
+    "level or the thread count.";
 
 constexpr const char* kQuantizeDoc =
     "Quantizes (rows, cols) to MXFP8, along rows, columns or both in one pass.\n\n"
@@ -292,8 +386,13 @@ constexpr const char* kRowDotsDoc =
 
 constexpr const char* kSpacingDoc =
     "Bytes from each tensor to the next, 0 where they differ or for one tensor; None unless all\n"
-    "have one shape, strides, element type and device, or where that cannot be seen. table is\n"
-    "torch.Tensor.__dlpack_c_exchange_api__; tensors a list or tuple of exactly the two types.";
+    "have one shape, strides, element type and device, and a storage that was not freed, or where\n"
+    "that cannot be seen. table is torch.Tensor.__dlpack_c_exchange_api__; tensors a list or tuple\n"
+    "of exactly the two types.";
+
+bool is_freed(py::handle tensor) {
+  return tensor.attr("untyped_storage")().attr("nbytes")().cast<std::int64_t>() == 0;
+}
 
 py::object bind_spacing(py::handle table, py::handle tensors, py::handle tensor_type,
                         py::handle parameter_type) {
@@ -313,7 +412,9 @@ py::object bind_spacing(py::handle table, py::handle tensors, py::handle tensor_
   }
   const Spacing found = spacing(*api, reinterpret_cast<void* const*>(items), count);
   PyErr_Clear();
-  if (!found.uniform) return py::none();
+  if (!found.uniform || (found.low && std::any_of(items, items + count, is_freed))) {
+    return py::none();
+  }
   return py::int_(found.distance);
 }
 

@@ -47,6 +47,15 @@ const ExchangeTable* of_dlpack_1(const ExchangeTable* table) {
   return table;
 }
 
+// No storage has as many bytes. Few addresses are lower: those of some drivers, and a heap that is
+// not moved about.
+constexpr std::int64_t kLow = std::int64_t{1} << 40;
+
+bool has_elements(const Description& tensor) {
+  return std::all_of(tensor.shape, tensor.shape + tensor.ndim,
+                     [](std::int64_t size) { return size > 0; });
+}
+
 std::int64_t address(const Description& tensor) {
   return static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(tensor.data)) +
          static_cast<std::int64_t>(tensor.byte_offset);
@@ -55,12 +64,12 @@ std::int64_t address(const Description& tensor) {
 }  // namespace
 
 Spacing spacing(const ExchangeTable& table, void* const* tensors, std::size_t count) {
-  const Spacing unknown{false, 0};
+  const Spacing unknown{false, 0, false};
   const ExchangeTable* known = of_dlpack_1(&table);
   if (known == nullptr || known->describe == nullptr) return unknown;
   Description first{}, each{};
   std::int64_t distance = 0, previous = 0;
-  bool even = true;
+  bool even = true, low = false;
   for (std::size_t i = 0; i < count; ++i) {
     if (known->describe(tensors[i], &each) != 0 || each.strides == nullptr) return unknown;
     if (i == 0) {
@@ -69,11 +78,12 @@ Spacing spacing(const ExchangeTable& table, void* const* tensors, std::size_t co
       return unknown;
     }
     const std::int64_t here = address(each);
+    low = low || here < kLow;
     if (i == 1) distance = here - previous;
     even = even && (i == 0 || here - previous == distance);
     previous = here;
   }
-  return Spacing{count > 0, even ? distance : 0};
+  return Spacing{count > 0, even ? distance : 0, low && has_elements(first)};
 }
 
 }  // namespace te_grouped_mlp

@@ -28,6 +28,9 @@ struct Spacing {
   bool uniform;
   // Bytes from each tensor to the next; 0 where that differs, or for a single tensor.
   std::int64_t distance;
+  // Whether the address of a tensor with elements is so low that it may be no more than the place
+  // in a storage that was freed.
+  bool low;
 };
 
 // `tensors` are objects of the framework that `table` belongs to, which must not change meanwhile:

@@ -51,6 +51,7 @@ EXEMPT_FOLDERS = ("patches/",)
 # Imports go to the same stage or an earlier one. The longest prefix of a module's name decides.
 STAGES: tuple[tuple[str, ...], ...] = (
     ("", "_C", "host", "_bootstrap"),
+    ("op.capacity",),
     (
         "op",
         "op.device",
@@ -80,7 +81,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("op.quantizers",),
     ("op.te_adapter",),
     ("op.carriers",),
-    ("op.exact_tokens", "op.exact_weights", "op.requantize"),
+    ("op.exact_tokens", "op.exact_weights", "op.experts", "op.requantize"),
     ("op.quantize", "op.weights"),
     ("op.backends.base",),
     ("op.backends.checked",),
@@ -88,7 +89,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("op.selection",),
     ("op.decisions",),
     ("op.saved",),
-    ("op.ops_state",),
+    ("op.ops_state", "op.intact"),
     ("op.inputs", "op.bias_gradient", "op.data_gradient", "op.weight_gradient"),
     ("op.fusion", "op.unfused"),
     ("op.seams",),
@@ -109,6 +110,7 @@ TE_IMPORTERS = (
     "bench.te_layer",
     "cli",
     "op.backends.upstream",
+    "op.experts",
     "op.fusion",
     "op.quantize",
     "op.quantizers",

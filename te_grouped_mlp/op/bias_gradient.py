@@ -10,6 +10,7 @@ import torch
 
 from te_grouped_mlp import _C
 from te_grouped_mlp.op import memory
+from te_grouped_mlp.op.capacity import span
 from te_grouped_mlp.op.layout import Output
 from te_grouped_mlp.op.operands import Splits
 from te_grouped_mlp.op.plan import Plan
@@ -82,12 +83,12 @@ def column_sums(dy: torch.Tensor, scale: torch.Tensor | None, splits: Splits) ->
         return _gpu().column_sums(dy, scale, splits.ends)
     groups = splits.sizes.numel()
     out = memory.empty((groups, dy.shape[1]), torch.float32, dy.device)
-    head = (dy.data_ptr(), _SOURCE_DTYPES[dy.dtype], *dy.shape, dy.stride(0))
-    tail = (splits.sizes.data_ptr(), groups, out.data_ptr(), _DECIDE_THREADS)
+    head = (span(dy), _SOURCE_DTYPES[dy.dtype], *dy.shape, dy.stride(0))
+    tail = (span(splits.sizes), groups, span(out), _DECIDE_THREADS)
     if scale is None:
         _C.column_sums(*head, *tail)
     else:
-        _C.weighted_column_sums(*head, scale.data_ptr(), *tail)
+        _C.weighted_column_sums(*head, span(scale), *tail)
     return out
 
 
@@ -108,8 +109,8 @@ def row_dots(dy: torch.Tensor, bias: torch.Tensor, splits: Splits) -> torch.Tens
         return _gpu().row_dots(dy, table, splits.ends)
     out = torch.zeros(dy.shape[0], dtype=torch.float32, device=dy.device)
     _C.row_dots(
-        dy.data_ptr(), _SOURCE_DTYPES[dy.dtype], *dy.shape, dy.stride(0), table.data_ptr(),
-        splits.sizes.data_ptr(), splits.sizes.numel(), out.data_ptr(), _DECIDE_THREADS,
+        span(dy), _SOURCE_DTYPES[dy.dtype], *dy.shape, dy.stride(0), span(table),
+        span(splits.sizes), splits.sizes.numel(), span(out), _DECIDE_THREADS,
     )  # fmt: skip
     return out
 

@@ -20,6 +20,7 @@ import torch
 import triton
 
 from te_grouped_mlp.op import block_scale_kernels as kernels
+from te_grouped_mlp.op import capacity
 
 BLOCK = 32
 TILE = 128
@@ -91,6 +92,8 @@ def quantize(
     sizes = (rows * cols, *_scale_bytes(rows, cols, members))
     _check_outputs("row", row_data, row_scale, row_values, (sizes[0], sizes[1]), src.device)
     _check_outputs("column", column_data, column_scale, column_values, sizes[::2], src.device)
+    if noop is not None:
+        _check_buffer("noop", noop, noop.dtype, 1, src.device)
     wanted = (row_data, row_scale, column_data, column_scale, row_values, column_values)
     if rows == 0 or cols == 0 or all(one is None for one in wanted):
         return
@@ -266,6 +269,7 @@ def _check_matrix(
     _check_shape(name, rows, cols)
     if tensor.stride(1) != 1 and cols > 1:
         raise ValueError(f"{name} has column stride {tensor.stride(1)}; allowed: 1")
+    capacity.require_memory(name, tensor)
     return rows, cols
 
 
@@ -274,15 +278,9 @@ def _check_groups(ends: torch.Tensor | None, members: int, rows: int, device: to
     if ends is not None:
         if members != 1:
             raise ValueError(f"members is {members}; allowed: 1, because ends is given")
-        if ends.dtype != torch.int32 or ends.dim() != 1 or not ends.is_contiguous():
-            raise TypeError(
-                f"ends is {ends.dtype} of shape {tuple(ends.shape)}; allowed: int32, contiguous, "
-                "one-dimensional"
-            )
-        if ends.numel() == 0:
-            raise ValueError("ends has no entries; allowed: at least 1")
-        if ends.device != device:
-            raise ValueError(f"ends is on {ends.device}; allowed: {device}")
+        if ends.dim() != 1:
+            raise TypeError(f"ends has shape {tuple(ends.shape)}; allowed: one dimension")
+        _check_buffer("ends", ends, torch.int32, 1, device)
         if rows % TILE:
             raise ValueError(f"rows is {rows}; allowed: multiples of {TILE}, because ends is given")
         return ends.numel()
@@ -327,3 +325,4 @@ def _check_buffer(
             f"{name} has {tensor.numel()} elements, strides {tensor.stride()}, on "
             f"{tensor.device}; allowed: at least {size}, contiguous, on {device}"
         )
+    capacity.require_memory(name, tensor)

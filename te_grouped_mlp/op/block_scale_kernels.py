@@ -32,10 +32,14 @@ RUN_TIME = ["rows", "blocks", "stride", "groups", "size"]
 
 
 @triton.jit
-def _group_of(ends, row, groups, GROUPS: tl.constexpr):
-    """First row and number of rows of the group that holds a row."""
+def _group_of(ends, row, rows, groups, GROUPS: tl.constexpr):
+    """First row and number of rows of the group that holds a row.
+
+    Nobody has read `ends`: whatever they say, groups are of whole tiles and end where the rows do.
+    """
     each = tl.arange(0, GROUPS)
     end = tl.load(ends + each, mask=each < groups, other=2147483647)
+    end = tl.cdiv(tl.minimum(end, rows), 128) * 128
     first = tl.max(tl.where(end <= row, end, 0), 0)
     return first, tl.min(tl.where(end > row, end, 2147483647), 0) - first
 
@@ -192,7 +196,7 @@ def quantize_tiles(
             tl.store(column_values + place, as_value(value, HARDWARE), mask=inside)
         if column_scale is not None:
             if ends is not None and SWIZZLED:
-                first, count = _group_of(ends, data_row, groups, GROUPS)
+                first, count = _group_of(ends, data_row, rows, groups, GROUPS)
                 start = data_row - first
                 tiles = count // 128
             local = start // 32 + tl.arange(0, ROWS // 32)
@@ -224,7 +228,7 @@ def dequantize_tiles(
     value = decode(code, E5M2, HARDWARE)
     if COLUMN:
         if ends is not None and SWIZZLED:
-            first, count = _group_of(ends, data_row, groups, GROUPS)
+            first, count = _group_of(ends, data_row, rows, groups, GROUPS)
             start = data_row - first
             tiles = count // 128
         local = start // 32 + tl.arange(0, ROWS // 32)
@@ -282,7 +286,7 @@ def swizzle_tiles(
     else:
         if tile * 128 >= tl.load(ends + groups - 1):
             return
-        first, limit = _group_of(ends, tile * 128, groups, GROUPS)
+        first, limit = _group_of(ends, tile * 128, rows, groups, GROUPS)
         start = tile * 128 - first
         tiles = limit // 128
     if COLUMN:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
+from te_grouped_mlp.op import capacity
+
 _HOST = torch.device("cpu")
 _SPLIT_DTYPES = (torch.int32, torch.int64)
 _PROB_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -18,7 +20,8 @@ def tokens(name: str, tensor: torch.Tensor, features: int, device: torch.device)
     """Check a token tensor: its last dimension, dtype and device.
 
     Raises:
-        ValueError: The last dimension is not `features`, or the device differs.
+        ValueError: The last dimension is not `features`, the device differs, or there is less
+            memory than the shape takes.
         TypeError: The dtype is not a floating-point one.
     """
     if tensor.dim() < 2 or tensor.size(-1) != features:
@@ -29,6 +32,7 @@ def tokens(name: str, tensor: torch.Tensor, features: int, device: torch.device)
     if not tensor.dtype.is_floating_point:
         raise TypeError(f"{name} has dtype {tensor.dtype}; allowed: a floating-point dtype")
     same_device(name, tensor, device)
+    capacity.require_memory(name, tensor)
 
 
 def same_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
@@ -58,7 +62,8 @@ def split_sizes(
 
     Raises:
         RuntimeError: They are not the same tensor.
-        ValueError: The number of splits is not `num_groups`, or they lie on a third device.
+        ValueError: The number of splits is not `num_groups`, they lie on a third device, or there
+            is less memory than they take.
         TypeError: The dtype is not int32 or int64.
     """
     if first.size() != second.size() or first.data_ptr() != second.data_ptr():
@@ -77,6 +82,7 @@ def split_sizes(
         raise ValueError(
             f"split_sizes is on {first.device}; allowed: {device}, where the weights are, or cpu"
         )
+    capacity.require_memory("split_sizes", first)
 
 
 def split_values(values: Sequence[int], buffer_rows: int, multiple: int) -> None:
@@ -116,7 +122,8 @@ def probabilities(
     """Check one probability per row and return them as a vector.
 
     Raises:
-        ValueError: The number of values is not `row_count`, or the device differs.
+        ValueError: The number of values is not `row_count`, the device differs, or there is less
+            memory than they take.
         TypeError: The dtype is not a floating-point one.
     """
     if prob.numel() != row_count:
@@ -129,6 +136,7 @@ def probabilities(
             f"{name} has dtype {prob.dtype}; allowed: float64, float32, bfloat16 or float16"
         )
     same_device(name, prob, device)
+    capacity.require_memory(name, prob)
     flat = prob.detach()
     if flat.dim() != 1 or not flat.is_contiguous():
         flat = flat.reshape(-1).contiguous()
@@ -169,8 +177,8 @@ def buffer(
     """Check a caller's output buffer and return it.
 
     Raises:
-        ValueError: Shape, device, strides or requires_grad do not fit, or it overlaps a tensor of
-            `apart_from`.
+        ValueError: Shape, device, memory, strides or requires_grad do not fit, or it overlaps a
+            tensor of `apart_from`.
         TypeError: The dtype differs.
     """
     if tuple(tensor.shape) != shape:
@@ -178,6 +186,7 @@ def buffer(
     if tensor.dtype != dtype:
         raise TypeError(f"{name} has dtype {tensor.dtype}; allowed: {dtype}")
     same_device(name, tensor, device)
+    capacity.require_memory(name, tensor)
     if not tensor.is_contiguous():
         raise ValueError(f"{name} has strides {tensor.stride()}; allowed: contiguous")
     if tensor.requires_grad:
@@ -193,25 +202,30 @@ def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
     if not first.numel() or not second.numel():
         return False
     start, other = first.data_ptr(), second.data_ptr()
-    return start < other + _span(second) and other < start + _span(first)
+    return start < other + capacity.extent(second) and other < start + capacity.extent(first)
 
 
-def _span(tensor: torch.Tensor) -> int:
-    """Return the bytes from a tensor's first element to the end of its last."""
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return (sum((size - 1) * stride for size, stride in steps) + 1) * tensor.element_size()
+def gradient(name: str, tensor: torch.Tensor, shape: tuple[int, ...], device: torch.device) -> None:
+    """Check a gradient buffer: `gradient_shape` and `gradient_kind`."""
+    gradient_shape(name, tensor, shape)
+    gradient_kind(name, tensor, device)
 
 
 def gradient_kind(name: str, tensor: torch.Tensor, device: torch.device) -> None:
     """Check that a gradient buffer lies where its weight does and can hold a gradient.
 
     Raises:
-        RuntimeError: It lies elsewhere, or its dtype is no floating-point one.
+        RuntimeError: It lies elsewhere, its dtype is no floating-point one, or there is less memory
+            than its shape takes.
     """
     if tensor.device != device:
         raise RuntimeError(f"{name} is on {tensor.device}; allowed: {device}, as its weight")
     if not tensor.dtype.is_floating_point:
         raise RuntimeError(f"{name} has dtype {tensor.dtype}; allowed: a floating-point dtype")
+    try:
+        capacity.require_memory(name, tensor)
+    except ValueError as error:
+        raise RuntimeError(str(error)) from None
 
 
 def gradient_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:

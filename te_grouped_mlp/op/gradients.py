@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Sequence
@@ -64,7 +65,12 @@ def main_grad_of(parameter: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def main_grad_target(
-    spec: LinearSpec, parameters: Sequence[torch.Tensor], num_groups: int, label: str
+    spec: LinearSpec,
+    parameters: Sequence[torch.Tensor],
+    num_groups: int,
+    label: str,
+    *,
+    writes: bool = True,
 ) -> WgradTarget:
     """Return the ``main_grad`` buffers as a target; never copies, never synchronises.
 
@@ -73,10 +79,11 @@ def main_grad_target(
         parameters: One grouped weight, or one weight per expert.
         num_groups: Number of experts.
         label: "FC1" or "FC2", for messages.
+        writes: The target is about to be written: look for storages that were made shorter, too.
 
     Raises:
-        RuntimeError: A ``main_grad`` is missing, has another shape, device or kind of dtype, or is
-            no view of (G, N, K).
+        RuntimeError: A ``main_grad`` is missing, has another shape, device or kind of dtype, is no
+            view of (G, N, K), or has less memory than that takes.
     """
     shape = (spec.out_features, spec.in_features)
     accumulate = not getattr(parameters[0], "overwrite_main_grad", False)
@@ -90,17 +97,12 @@ def main_grad_target(
         grads = list(map(_MAIN_GRAD, parameters))
     except AttributeError:
         grads = [parameter.__dict__.get("main_grad") for parameter in parameters]
-    usual = spacing.distance(grads) is not None and grads[0].shape == shape
-    if not usual or hasattr(parameters[0], "__fsdp_param__"):
-        # Something is wrong, or lies elsewhere than usual: one after the other.
-        for index, parameter in enumerate(parameters):
-            name = f"{label} weight{index}"
-            grads[index] = main_grad_of(parameter, name)
-            checks.gradient_shape(f"{name}.main_grad", grads[index], shape)
-            checks.gradient_kind(f"{name}.main_grad", grads[index], parameters[0].device)
-    else:
-        # One for all, which are alike.
-        checks.gradient_kind(f"{label} weight0.main_grad", grads[0], parameters[0].device)
+    if type(None) in map(type, grads) or hasattr(parameters[0], "__fsdp_param__"):
+        # One is missing, or lies elsewhere than usual: one after the other.
+        names = (f"{label} weight{index}" for index in range(len(parameters)))
+        grads = list(map(main_grad_of, parameters, names))
+    check = functools.partial(checks.gradient, shape=shape, device=parameters[0].device)
+    spacing.require(f"{label} weight{{}}.main_grad", grads, check, cut=writes)
     return WgradTarget(tuple(grads), accumulate)
 
 

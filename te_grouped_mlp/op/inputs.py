@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op import carriers, checks, memory, quantizers, te_adapter
+from te_grouped_mlp.op import carriers, checks, experts, memory, quantizers, te_adapter
 from te_grouped_mlp.op.environment import FULL_ROWS_SWITCH, Environment
 from te_grouped_mlp.op.formats import DType
 from te_grouped_mlp.op.layout import Output, is_single_group
@@ -83,11 +83,13 @@ def read_inputs(
             quantizers.require_readable("input", input_, block_scaled=True)
         if len(shape) != 2:
             raise ValueError(f"input has shape {shape}; allowed: two dimensions (GroupedTensor)")
+        experts.require_grouped_bytes("input", input_, 1, shape, device)
         x = input_
     else:
         x = input_.detach() if len(shape) == 2 else input_.reshape(-1, features)
     checks.rows("input", x.shape[0], format_of(problem).rows_multiple)
     checks.split_sizes(extra[0][0], extra[2][0], problem.num_groups, device)
+    experts.require_parameters(ops, problem, weights, device)
     if problem.fc1.delay_wgrad or problem.fc2.delay_wgrad:
         _check_delayed(problem.fc1, weights[0], "FC1")
         _check_delayed(problem.fc2, weights[1], "FC2")

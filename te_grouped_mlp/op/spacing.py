@@ -9,12 +9,13 @@ or replace a parameter or its ``main_grad`` at any time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from te_grouped_mlp import _C
+from te_grouped_mlp.op import capacity
 
 
 class Matrices(NamedTuple):
@@ -52,8 +53,9 @@ def distance(tensors: Sequence[torch.Tensor | None]) -> int | None:
         tensors: A list or a tuple.
 
     Returns:
-        None unless all have the first one's shape, strides, dtype and device, and also where one of
-        them is no plain Tensor or Parameter with memory of its own: then each must be asked. Else
+        None unless all have the first one's shape, strides, dtype and device and a storage that was
+        not freed, and also where one of them is no plain Tensor or Parameter with memory of its
+        own: then each must be asked. Else
         the bytes from each tensor to the next; 0 for a single tensor and where they lie at
         different distances. Never synchronises, reads no element.
     """
@@ -77,9 +79,55 @@ def _ask_each(tensors: Sequence[Any]) -> int | None:
         or list(map(torch.Tensor.stride, tensors)).count(first.stride()) != count
     ):
         return None
+    storages = map(torch.Tensor.untyped_storage, tensors)
+    if first.numel() and 0 in map(torch.UntypedStorage.nbytes, storages):
+        return None
     addresses = list(map(torch.Tensor.data_ptr, tensors))
     steps = {later - earlier for earlier, later in zip(addresses, addresses[1:], strict=False)}
     return steps.pop() if len(steps) == 1 else 0
+
+
+def require(
+    name: str,
+    tensors: Sequence[torch.Tensor],
+    check: Callable[[str, torch.Tensor], None],
+    *,
+    cut: bool = False,
+) -> int | None:
+    """Check every tensor, and ask only one of them where all are alike.
+
+    Args:
+        name: Of each, with a place for its number: "fc1.weight{}".
+        tensors: At least one.
+        check: Raises for a tensor that does not fit or lacks memory, given its name.
+        cut: Also ask each one in a storage of its own whether that was made shorter, which takes
+            longer than all else. A storage that was freed is always found.
+
+    Returns:
+        What `distance` says.
+    """
+    step = distance(tensors)
+    if step is None or (cut and not _have_memory(tensors, step)):
+        for index, each in enumerate(tensors):
+            check(name.format(index), each)
+    else:
+        check(name.format(0), tensors[0])
+    return step
+
+
+def _have_memory(tensors: Sequence[torch.Tensor], step: int) -> bool:
+    """Whether tensors that are alike have the memory that their shape takes."""
+    needed = capacity.extent(tensors[0])
+    lowest = tensors[-1] if step < 0 else tensors[0]
+    if step and (len(tensors) - 1) * abs(step) + needed <= capacity.held(lowest):
+        # All of them lie in the storage of one.
+        return True
+    storages = map(torch.Tensor.untyped_storage, tensors)
+    if min(map(torch.UntypedStorage.nbytes, storages)) < needed:
+        return False
+    if not any(map(torch.Tensor.storage_offset, tensors)):
+        return True
+    return all(capacity.held(each) >= needed for each in tensors)
 
 
 def joined(matrices: Sequence[torch.Tensor], step: int | None) -> torch.Tensor | None:

@@ -88,7 +88,12 @@ def parameters(op: Any) -> Sequence[torch.Tensor]:
     """Return the weight parameters of a GroupedLinear: one grouped weight, or one per expert."""
     if op.single_grouped_weight:
         return [leader(op)]
-    names, take = _weight_names(op.num_groups)
+    return discrete(op, "weight")
+
+
+def discrete(op: Any, kind: str) -> Sequence[torch.Tensor]:
+    """Return a GroupedLinear's parameters of a kind ("weight", "bias") that has one per expert."""
+    names, take = _names(kind, op.num_groups)
     try:
         # Not getattr: a module looks in three places, for hundreds of weights at every call.
         found = take(op._parameters)
@@ -100,9 +105,9 @@ def parameters(op: Any) -> Sequence[torch.Tensor]:
 
 
 @functools.cache
-def _weight_names(num_groups: int) -> tuple[tuple[str, ...], Callable[[Any], Any]]:
-    """Return the names of the weights, and what takes them all out of a dictionary at once."""
-    names = tuple(f"weight{index}" for index in range(num_groups))
+def _names(kind: str, num_groups: int) -> tuple[tuple[str, ...], Callable[[Any], Any]]:
+    """Return the names of parameters, and what takes them all out of a dictionary at once."""
+    names = tuple(f"{kind}{index}" for index in range(num_groups))
     return names, operator.itemgetter(*names)
 
 
@@ -289,8 +294,7 @@ def packed_bias(op: Any, dtype: torch.dtype) -> torch.Tensor | None:
     """Return all biases as (G, N), a view where TE stores them so; None without a bias."""
     if not op.has_bias:
         return None
-    bias = op._get_packed_bias_tensor(dtype)
-    assert isinstance(bias, torch.Tensor)
+    bias: torch.Tensor = op._get_packed_bias_tensor(dtype)
     return bias.detach()
 
 

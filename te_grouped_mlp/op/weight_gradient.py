@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op import gradients, weights
+from te_grouped_mlp.op import capacity, gradients, spacing, weights
 from te_grouped_mlp.op.backends.checked import CheckedBackend
 from te_grouped_mlp.op.device import current_of
 from te_grouped_mlp.op.gradients import WgradTarget
@@ -26,19 +26,21 @@ _WANTED = {Kernel.FC1_WGRAD: Output.DW1, Kernel.FC2_WGRAD: Output.DW2}
 Targets = tuple[WgradTarget | None, WgradTarget | None]
 
 
-def main_grad_targets(plan: Plan, owners: Owners) -> Targets:
+def main_grad_targets(plan: Plan, owners: Owners, *, writes: bool = True) -> Targets:
     """Look at the ``main_grad`` buffers that a backward writes; as upstream, those of this moment.
 
     Args:
         plan: The plan of the call.
         owners: The weight parameters of FC1 and of FC2, as the forward used them.
+        writes: This is that backward; not the forward, which looks at them too.
 
     Returns:
         One target per linear. None where the gradient goes elsewhere: to autograd, to the owner of
         a distributed weight, or to FSDP, which provides the buffer only when it is written.
 
     Raises:
-        RuntimeError: A ``main_grad`` is missing, or has another shape, device or kind of dtype.
+        RuntimeError: A ``main_grad`` is missing, has another shape, device or kind of dtype,
+            or less memory than that takes.
     """
     problem = plan.problem
     found = []
@@ -48,7 +50,11 @@ def main_grad_targets(plan: Plan, owners: Owners) -> Targets:
     ):
         here = plan.call.wants(_WANTED[kernel]) and spec.main_grad and not spec.distributed
         if here and not hasattr(weights_of[0], "__fsdp_param__"):
-            found.append(gradients.main_grad_target(spec, weights_of, problem.num_groups, label))
+            found.append(
+                gradients.main_grad_target(
+                    spec, weights_of, problem.num_groups, label, writes=writes
+                )
+            )
         else:
             found.append(None)
     return found[0], found[1]
@@ -123,6 +129,7 @@ def _weight_grads(
         entry = [[], None, list(target.members())]
 
         def later(*_: Any) -> None:
+            _require_memory(x, dy, target)
             with current_of(dy.splits.sizes.device):
                 run.wgrad(kernel, x, dy, target)
 
@@ -138,6 +145,22 @@ def _weight_grads(
     if delays:
         return [None] * len(owners)
     return _as_parameters(spec, target)
+
+
+def _require_memory(x: GroupedOperand, dy: GroupedOperand, target: WgradTarget) -> None:
+    """Check what a delayed weight gradient has waited with.
+
+    Raises:
+        ValueError: The memory of a tensor was freed or cut since.
+    """
+    for name, operand in (("x", x), ("dy", dy)):
+        held = operand.column
+        for part in (held.data, held.scale) if isinstance(held, QuantizedCopy) else ():
+            capacity.require_memory(f"{name} of a delayed weight gradient", part)
+        if operand.plain is not None:
+            capacity.require_memory(f"{name} of a delayed weight gradient", operand.plain)
+    name = "target{} of a delayed weight gradient"
+    spacing.require(name, target.members(), capacity.require_memory)
 
 
 def _as_parameters(spec: LinearSpec, target: WgradTarget) -> Sequence[torch.Tensor]:

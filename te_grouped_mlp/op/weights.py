@@ -16,7 +16,7 @@ from transformer_engine.pytorch.distributed_weight import (
 )
 from transformer_engine.pytorch.quantized_tensor import QuantizedTensorStorage
 
-from te_grouped_mlp.op import exact_weights, quantizers, spacing
+from te_grouped_mlp.op import exact_weights, experts, quantizers, spacing
 from te_grouped_mlp.op.exact_weights import ExactWeights
 from te_grouped_mlp.op.formats import SCALE_TILE_OUTER, Format
 from te_grouped_mlp.op.operands import Axis, Parts, WeightOperand, torch_dtype
@@ -63,14 +63,14 @@ def forward_members(
     Raises:
         RuntimeError: A quantized parameter lacks a copy that is asked for.
     """
-    fmt, dtype = plan.call.format, torch_dtype(plan.call.dtype)
+    fmt, dtype, groups = plan.call.format, torch_dtype(plan.call.dtype), plan.problem.num_groups
     if spec.distributed:
         weights = materialize_weight_for_forward(list(weights))
+        experts.require_weights("gathered", groups, spec, weights, weights[0].device)
         column = False
     if plan.reads_values:
         return _exact_members(weights, quantizer, spec, plan, row=True, column=column)
     if spec.single_grouped_weight:
-        groups = plan.problem.num_groups
         return _grouped_members(weights[0], groups, quantizer, spec, fmt, dtype, column=column)
     return _discrete_members(weights, quantizer, fmt, dtype, row=True, column=column)
 
@@ -96,8 +96,9 @@ def for_backward(
     """
     if kept is not None:
         return kept
-    fmt, dtype = plan.call.format, torch_dtype(plan.call.dtype)
+    fmt, dtype, groups = plan.call.format, torch_dtype(plan.call.dtype), plan.problem.num_groups
     gathered = materialize_weight_for_backward(weights)
+    experts.require_weights("gathered", groups, spec, gathered, gathered[0].device)
     if plan.reads_values:
         members = _exact_members(gathered, quantizer, spec, plan, row=False, column=True)
     else:

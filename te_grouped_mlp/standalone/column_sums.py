@@ -13,6 +13,7 @@ import torch
 
 from te_grouped_mlp import _C
 from te_grouped_mlp.op import memory
+from te_grouped_mlp.op.capacity import span
 from te_grouped_mlp.standalone import on_gpu
 from te_grouped_mlp.standalone.tex.codes import source_code
 
@@ -30,14 +31,14 @@ def column_sums(src: torch.Tensor, splits: torch.Tensor) -> torch.Tensor:
     out = memory.empty((splits.numel(), src.shape[1]), torch.float32, src.device)
     if out.numel():
         _C.column_sums(
-            src.data_ptr(),
+            span(src),
             source_code(src.dtype),
             src.shape[0],
             src.shape[1],
             src.stride(0),
-            splits.data_ptr(),
+            span(splits),
             splits.numel(),
-            out.data_ptr(),
+            span(out),
             0,
         )
     return out
@@ -53,15 +54,15 @@ def weighted_column_sums(
     out = memory.empty((splits.numel(), src.shape[1]), torch.float32, src.device)
     if out.numel():
         _C.weighted_column_sums(
-            src.data_ptr(),
+            span(src),
             source_code(src.dtype),
             src.shape[0],
             src.shape[1],
             src.stride(0),
-            weights.data_ptr(),
-            splits.data_ptr(),
+            span(weights),
+            span(splits),
             splits.numel(),
-            out.data_ptr(),
+            span(out),
             0,
         )
     return out
@@ -75,15 +76,15 @@ def row_dots(src: torch.Tensor, table: torch.Tensor, splits: torch.Tensor) -> to
     out = memory.empty((src.shape[0],), torch.float32, src.device)
     if src.numel():
         _C.row_dots(
-            src.data_ptr(),
+            span(src),
             source_code(src.dtype),
             src.shape[0],
             src.shape[1],
             src.stride(0),
-            table.data_ptr(),
-            splits.data_ptr(),
+            span(table),
+            span(splits),
             splits.numel(),
-            out.data_ptr(),
+            span(out),
             0,
         )
     return out

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from te_grouped_mlp import _C
+from te_grouped_mlp.op.capacity import Span, span
 from tests.csrc.naive_mxfp8 import POISON, scale_shape
 
 SOURCE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
@@ -30,12 +31,12 @@ def each_level_and_threads() -> Iterator[tuple[str, int]]:
         _C.set_simd_level(before)
 
 
-def host_splits(splits: list[int] | None) -> tuple[torch.Tensor | None, int, int]:
-    """(tensor to keep alive, address, number of groups)."""
+def host_splits(splits: list[int] | None) -> tuple[torch.Tensor | None, Span | None, int]:
+    """(tensor to keep alive, its memory, number of groups)."""
     if splits is None:
-        return None, 0, 0
+        return None, None, 0
     held = torch.tensor(splits, dtype=torch.int64)
-    return held, held.data_ptr(), len(splits)
+    return held, span(held), len(splits)
 
 
 def poisoned(shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> torch.Tensor:
@@ -58,17 +59,17 @@ def quantize(
     """(row data, row scale, column data, column scale); those not wanted are left out."""
     rows, cols = x.shape
     buffers: list[torch.Tensor] = []
-    addresses = []
+    spans: list[Span | None] = []
     for axis, wanted in enumerate((rows_wanted, cols_wanted)):
         if not wanted:
-            addresses += [0, 0]
+            spans += [None, None]
             continue
         buffers += [poisoned((rows, cols)), poisoned(scale_shape(rows, cols, axis))]
-        addresses += [buffers[-2].data_ptr(), buffers[-1].data_ptr()]
+        spans += map(span, buffers[-2:])
     held, where, groups = host_splits(splits)
     _C.mxfp8_quantize(
-        *(x.data_ptr(), SOURCE_TYPES[x.dtype], rows, cols, x.stride(0)),
-        *addresses,
+        *(span(x), SOURCE_TYPES[x.dtype], rows, cols, x.stride(0)),
+        *spans,
         *(fp8, swizzled, where, groups, two_d, nan_in_scale, threads),
     )
     del held
@@ -90,8 +91,8 @@ def dequantize(
     out = poisoned((rows, cols), dtype)
     held, where, groups = host_splits(splits)
     _C.mxfp8_dequantize(
-        *(data.data_ptr(), scale.data_ptr(), fp8, axis, swizzled, rows, cols),
-        *(out.data_ptr(), SOURCE_TYPES[dtype], where, groups, threads),
+        *(span(data), span(scale), fp8, axis, swizzled, rows, cols),
+        *(span(out), SOURCE_TYPES[dtype], where, groups, threads),
     )
     del held
     return out

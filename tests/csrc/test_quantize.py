@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from te_grouped_mlp import _C
+from te_grouped_mlp.op.capacity import span
 from tests.csrc import calls, naive_mxfp8
 from tests.csrc.naive_mxfp8 import COLUMN, ROW
 
@@ -252,7 +253,7 @@ GOOD = {
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"src": 0}, r"src is 0 \(null\)"),
+        ({"src": None}, r"src is None, allowed: \d+ bytes"),
         ({"src_dtype": 4}, r"src_dtype is 4, allowed: F32=0, F16=1, BF16=2, F64=3"),
         ({"src_dtype": -1}, r"src_dtype is -1"),
         ({"rows": -32}, r"rows is -32, allowed: 0 or more"),
@@ -265,15 +266,15 @@ GOOD = {
         ({"fp8": 2}, r"fp8 is 2, allowed: E4M3=0, E5M2=1"),
         ({"threads": -1}, r"threads is -1, allowed: 0 \(decide\) to 1024"),
         ({"threads": 1025}, r"threads is 1025"),
-        ({"row_scale": 0}, r"row_scale is 0 \(not wanted\), allowed: an address, because row_data"),
-        ({"row_data": 0}, r"row_data is 0 \(not wanted\), allowed: an address, because row_scale"),
-        ({"col_scale": 0}, r"col_scale is 0 \(not wanted\)"),
+        ({"row_scale": None}, r"row_scale is None, allowed: memory, because row_data"),
+        ({"row_data": None}, r"row_data is None, allowed: memory, because row_scale"),
+        ({"col_scale": None}, r"col_scale is None"),
         (
-            {"row_data": 0, "row_scale": 0, "col_data": 0, "col_scale": 0},
-            r"row_data and col_data is 0",
+            dict.fromkeys(("row_data", "row_scale", "col_data", "col_scale")),
+            r"row_data and col_data is None",
         ),
         ({"num_groups": -1}, r"num_groups is -1"),
-        ({"num_groups": 2}, r"splits is 0 \(null\), allowed: the address of num_groups = 2"),
+        ({"num_groups": 2}, r"splits is None, allowed: 2 int64 row counts"),
         ({"splits": []}, r"num_groups is 0, allowed: 1 or more, because splits is given"),
         ({"splits": [128, -128]}, r"splits\[1\] is -128, allowed: 0 or more"),
         ({"splits": [64]}, r"splits\[0\] is 64, allowed: multiples of 128"),
@@ -291,12 +292,12 @@ def test_bad_arguments(change, message):
         "col_data": calls.poisoned((128, 64)),
         "col_scale": calls.poisoned((4, 128)),
     }
-    arguments = GOOD | {name: b.data_ptr() for name, b in buffers.items()}
-    arguments |= {"src": source.data_ptr(), "splits": 0}
+    arguments = GOOD | {name: span(b) for name, b in buffers.items()}
+    arguments |= {"src": span(source), "splits": None}
     # One number more than asked for: the address of an empty tensor is 0.
     held = torch.tensor([*change.get("splits", []), 0], dtype=torch.int64)
     if "splits" in change:
-        change = {"splits": held.data_ptr(), "num_groups": len(held) - 1}
+        change = {"splits": span(held), "num_groups": len(held) - 1}
     with pytest.raises(ValueError, match=message):
         _C.mxfp8_quantize(**(arguments | change))
     for buffer in buffers.values():

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from te_grouped_mlp import _C
+from te_grouped_mlp.op.capacity import span
 from tests.csrc import calls, naive_mxfp8
 from tests.csrc.naive_mxfp8 import POISON
 
@@ -24,7 +25,7 @@ def source(splits, rows, cols, extra, dtype, seed):
 
 
 def geometry(x):
-    return x.data_ptr(), calls.SOURCE_TYPES[x.dtype], *x.shape, x.stride(0)
+    return span(x), calls.SOURCE_TYPES[x.dtype], *x.shape, x.stride(0)
 
 
 @settings(max_examples=40, deadline=None)
@@ -45,11 +46,9 @@ def test_column_sums(splits, rows, cols, extra, dtype, weighted, seed):
     for _, threads in calls.each_level_and_threads():
         out = calls.poisoned((max(groups, 1), cols), torch.float32)
         if weighted:
-            _C.weighted_column_sums(
-                *geometry(x), weights.data_ptr(), where, groups, out.data_ptr(), threads
-            )
+            _C.weighted_column_sums(*geometry(x), span(weights), where, groups, span(out), threads)
         else:
-            _C.column_sums(*geometry(x), where, groups, out.data_ptr(), threads)
+            _C.column_sums(*geometry(x), where, groups, span(out), threads)
         assert calls.same_bytes(out, wanted)
 
 
@@ -69,7 +68,7 @@ def test_row_dots(splits, rows, cols, extra, dtype, seed):
     wanted = naive_mxfp8.row_dots(x, table, splits)
     for _, threads in calls.each_level_and_threads():
         out = calls.poisoned((x.shape[0],), torch.float32)
-        _C.row_dots(*geometry(x), table.data_ptr(), where, groups, out.data_ptr(), threads)
+        _C.row_dots(*geometry(x), span(table), where, groups, span(out), threads)
         assert calls.same_bytes(out[: len(wanted)], wanted)
         assert (out[len(wanted) :].view(torch.uint8) == POISON).all()
 
@@ -79,9 +78,9 @@ def test_sums_are_close_to_exact():
     x = calls.sample(700, 65, torch.bfloat16, "normal", 1)
     weights, table = torch.randn(700), torch.randn(1, 65)
     sums, weighted, dots = torch.empty(65), torch.empty(65), torch.empty(700)
-    _C.column_sums(*geometry(x), 0, 0, sums.data_ptr(), 0)
-    _C.weighted_column_sums(*geometry(x), weights.data_ptr(), 0, 0, weighted.data_ptr(), 0)
-    _C.row_dots(*geometry(x), table.data_ptr(), 0, 0, dots.data_ptr(), 0)
+    _C.column_sums(*geometry(x), None, 0, span(sums), 0)
+    _C.weighted_column_sums(*geometry(x), span(weights), None, 0, span(weighted), 0)
+    _C.row_dots(*geometry(x), span(table), None, 0, span(dots), 0)
     exact = x.double()
     torch.testing.assert_close(sums, exact.sum(0).float(), rtol=0, atol=1e-4)
     torch.testing.assert_close(weighted, (exact.t() @ weights.double()).float(), rtol=0, atol=1e-4)
@@ -91,7 +90,7 @@ def test_sums_are_close_to_exact():
 def test_an_empty_group_sums_to_zero():
     held, where, groups = calls.host_splits([0, 0])
     out = calls.poisoned((2, 8), torch.float32)
-    _C.column_sums(0, 0, 0, 8, 8, where, groups, out.data_ptr(), 1)
+    _C.column_sums(None, 0, 0, 8, 8, where, groups, span(out), 1)
     assert calls.same_bytes(out, torch.zeros(2, 8))
 
 
@@ -99,34 +98,34 @@ def test_an_empty_group_sums_to_zero():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"src": 0}, r"src is 0 \(null\)"),
+        ({"src": None}, r"src is None, allowed: \d+ bytes"),
         ({"src_dtype": 5}, r"src_dtype is 5"),
         ({"rows": -4}, r"rows is -4"),
         ({"row_stride": 1}, r"row_stride is 1"),
-        ({"out_f32": 0}, r"out_f32 is 0 \(null\)"),
+        ({"out_f32": None}, r"out_f32 is None, allowed: \d+ bytes"),
         ({"threads": 5000}, r"threads is 5000"),
-        ({"weights_f32": 0}, r"weights_f32 is 0 \(null\)"),
-        ({"table_f32": 0}, r"table_f32 is 0 \(null\)"),
+        ({"weights_f32": None}, r"weights_f32 is None, allowed: \d+ bytes"),
+        ({"table_f32": None}, r"table_f32 is None, allowed: \d+ bytes"),
     ],
 )
 def test_bad_arguments(name, change, message):
     extra = {"weighted_column_sums": "weights_f32", "row_dots": "table_f32"}.get(name)
     if next(iter(change)) in ("weights_f32", "table_f32") and extra not in change:
-        change, message = {"num_groups": 1}, r"splits is 0 \(null\)"
+        change, message = {"num_groups": 1}, r"splits is None"
     x, out = torch.zeros(4, 4), calls.poisoned((4,), torch.float32)
     good = {
-        "src": x.data_ptr(),
+        "src": span(x),
         "src_dtype": 0,
         "rows": 4,
         "cols": 4,
         "row_stride": 4,
-        "splits": 0,
+        "splits": None,
         "num_groups": 0,
-        "out_f32": out.data_ptr(),
+        "out_f32": span(out),
         "threads": 1,
     }
     if extra:
-        good[extra] = x.data_ptr()
+        good[extra] = span(x)
     with pytest.raises(ValueError, match=message):
         getattr(_C, name)(**(good | change))
     assert (out.view(torch.uint8) == POISON).all()

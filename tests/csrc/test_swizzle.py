@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from te_grouped_mlp import _C
+from te_grouped_mlp.op.capacity import span
 from tests.csrc import calls, naive_mxfp8
 from tests.csrc.naive_mxfp8 import COLUMN, POISON, ROW
 
@@ -16,7 +17,7 @@ def move(src, axis, rows, cols, splits, inverse):
     """Swizzles into poisoned memory."""
     dst = calls.poisoned(tuple(src.shape))
     held, where, groups = calls.host_splits(splits)
-    _C.swizzle_scales(src.data_ptr(), dst.data_ptr(), axis, rows, cols, where, groups, inverse)
+    _C.swizzle_scales(span(src), span(dst), axis, rows, cols, where, groups, inverse)
     del held
     return dst
 
@@ -67,8 +68,8 @@ def test_the_group_extent_enters_the_column_layout():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"src": 0}, r"src is 0 \(null\)"),
-        ({"dst": 0}, r"dst is 0 \(null\)"),
+        ({"src": None}, r"src is None, allowed: \d+ bytes"),
+        ({"dst": None}, r"dst is None, allowed: \d+ bytes"),
         ({"axis": -1}, r"axis is -1"),
         ({"rows": -1}, r"rows is -1"),
         ({"cols": 40}, r"cols is 40"),
@@ -79,12 +80,12 @@ def test_the_group_extent_enters_the_column_layout():
 def test_bad_arguments(change, message):
     src, dst = calls.poisoned((128, 4)), calls.poisoned((128, 4))
     good = {
-        "src": src.data_ptr(),
-        "dst": dst.data_ptr(),
+        "src": span(src),
+        "dst": span(dst),
         "axis": 0,
         "rows": 128,
         "cols": 128,
-        "splits": 0,
+        "splits": None,
         "num_groups": 0,
         "inverse": False,
     }
@@ -94,5 +95,5 @@ def test_bad_arguments(change, message):
 
 def test_in_place_is_refused():
     src = calls.poisoned((128, 4))
-    with pytest.raises(ValueError, match="dst is src"):
-        _C.swizzle_scales(src.data_ptr(), src.data_ptr(), 0, 128, 128, 0, 0, False)
+    with pytest.raises(ValueError, match="dst is in the memory of src"):
+        _C.swizzle_scales(span(src), span(src), 0, 128, 128, None, 0, False)

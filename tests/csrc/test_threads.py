@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from te_grouped_mlp import _C
+from te_grouped_mlp.op.capacity import span
 from tests.csrc import calls
 
 MUCH, LITTLE = 1 << 30, 1 << 10
@@ -85,24 +86,22 @@ def entries() -> dict[str, Entry]:
     weights, table = torch.rand(ROWS), torch.rand(2, COLS)
     data, scale = calls.quantize(x, cols_wanted=False)
     splits, where, groups = calls.host_splits([ROWS // 4, ROWS // 2])
-    geometry = (x.data_ptr(), calls.SOURCE_TYPES[x.dtype], ROWS, COLS, x.stride(0))
+    geometry = (span(x), calls.SOURCE_TYPES[x.dtype], ROWS, COLS, x.stride(0))
 
     def sums(threads: int) -> torch.Tensor:
         out = calls.poisoned((groups, COLS), torch.float32)
-        _C.column_sums(*geometry, where, groups, out.data_ptr(), threads)
+        _C.column_sums(*geometry, where, groups, span(out), threads)
         return out
 
     def weighted(threads: int) -> torch.Tensor:
         out = calls.poisoned((groups, COLS), torch.float32)
-        _C.weighted_column_sums(
-            *geometry, weights.data_ptr(), where, groups, out.data_ptr(), threads
-        )
+        _C.weighted_column_sums(*geometry, span(weights), where, groups, span(out), threads)
         return out
 
     def dots(threads: int) -> torch.Tensor:
         assert splits is not None
         out = calls.poisoned((ROWS,), torch.float32)
-        _C.row_dots(*geometry, table.data_ptr(), where, groups, out.data_ptr(), threads)
+        _C.row_dots(*geometry, span(table), where, groups, span(out), threads)
         return out
 
     return {

@@ -166,11 +166,42 @@ def check_pairs(device: str = "cpu") -> None:
     assert torch.equal(column[:256], wanted[2][:256])
 
 
+def check_stray_ends(device: str = "cpu") -> None:
+    """Assert that row ends of nonsense, which no host has read, lead to no write past a buffer."""
+    from te_grouped_mlp.op import block_scale
+
+    room = 1 << 16
+    for rows, cols, ends in (
+        (128, 128, (56, 2**31 - 1)),
+        (256, 96, (56, 256)),
+        (384, 288, (-500, 128, 10**6)),
+        (256, 32, (384, 100)),
+    ):
+        src = torch.ones(rows, cols, dtype=torch.bfloat16, device=device)
+        sizes = rows * cols, *block_scale._scale_bytes(rows, cols, 1)
+        names = {"row_data": 0, "row_scale": 1, "column_data": 0, "column_scale": 2}
+        raw = {
+            name: torch.full((2 * room + sizes[size],), POISON, dtype=torch.uint8, device=device)
+            for name, size in names.items()
+        }
+        outputs = {name: buffer[room:-room] for name, buffer in raw.items()}
+        stray = torch.tensor(ends, dtype=torch.int32, device=device)
+        block_scale.quantize(src, stray, **outputs)
+        values = torch.empty(rows, cols, dtype=torch.bfloat16, device=device)
+        block_scale.dequantize(
+            outputs["column_data"], outputs["column_scale"], stray, values, axis_column=True
+        )
+        for name, buffer in raw.items():
+            outside = torch.cat((buffer[:room], buffer[-room:]))
+            assert (outside == POISON).all(), (name, rows, cols, ends)
+
+
 def main() -> None:
     """Check every small case."""
     for case in SMALL:
         check(case)
     check_pairs()
+    check_stray_ends()
     print(f"{len(SMALL)} cases")  # noqa: T201
 
 

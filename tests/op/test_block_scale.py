@@ -65,6 +65,7 @@ class TestOnGpu:
 
     def test_pairs(self):
         cases.check_pairs("cuda")
+        cases.check_stray_ends("cuda")
 
     def test_integers_give_what_the_device_converts(self, monkeypatch):
         monkeypatch.setattr(block_scale, "_hardware", lambda: False)
@@ -248,7 +249,7 @@ class TestBadInput:
             (ValueError, "columns a multiple of 32", {"src": torch.zeros(128, 40)}),
             (ValueError, "column stride 128", {"src": torch.zeros(64, 128).t()}),
             (TypeError, "ends is torch.int64", {"ends": ends.long()}),
-            (ValueError, "ends has no entries", {"ends": ends[:0]}),
+            (ValueError, "ends has 0 elements", {"ends": ends[:0]}),
             (ValueError, "members is 2", {"members": 2}),
             (ValueError, "members is 3 for 128 rows", {"members": 3, "ends": None}),
             (ValueError, "row_scale is None", {"row_data": torch.zeros(128, 64).byte()}),

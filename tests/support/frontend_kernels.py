@@ -16,6 +16,7 @@ import torch
 
 from te_grouped_mlp import _C
 from te_grouped_mlp.op.backends.reference.kernels import activations
+from te_grouped_mlp.op.capacity import span
 from te_grouped_mlp.op.problem import Activation, ActivationSpec
 from tests.support.frontend_machine import (
     Block,
@@ -170,7 +171,7 @@ def _product(
 def _column_sums(values: torch.Tensor) -> torch.Tensor:
     out = torch.zeros(values.shape[1])
     rows, cols = values.shape
-    _C.column_sums(values.data_ptr(), 0, rows, cols, values.stride(0), 0, 0, out.data_ptr(), 1)
+    _C.column_sums(span(values), 0, rows, cols, values.stride(0), None, 0, span(out), 1)
     return out
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import torch
 
 from te_grouped_mlp import _C
+from te_grouped_mlp.op.capacity import Span, span
 from te_grouped_mlp.op.formats import MXFP8
 from te_grouped_mlp.op.scale_layout import (
     TILE_BYTES,
@@ -28,13 +29,11 @@ _ROW, _COLUMN = 0, 1
 _F32, _F64, _E4M3 = 0, 3, 0
 
 
-def dequantize(data: int, scale: int, axis: int, rows: int, cols: int) -> torch.Tensor:
-    """Return MXFP8 values at two addresses as float64 (rows, cols)."""
+def dequantize(data: Span, scale: Span, axis: int, rows: int, cols: int) -> torch.Tensor:
+    """Return MXFP8 values in two places as float64 (rows, cols)."""
     out = torch.empty(rows, cols, dtype=torch.float64)
     if out.numel():
-        _C.mxfp8_dequantize(
-            data, scale, _E4M3, axis, True, rows, cols, out.data_ptr(), _F64, 0, 0, 1
-        )
+        _C.mxfp8_dequantize(data, scale, _E4M3, axis, True, rows, cols, span(out), _F64, None, 0, 1)
     return out
 
 
@@ -56,8 +55,8 @@ class Tokens:
         stop = min(block.stop, self.rows)
         count = max(stop - block.start, 0)
         values = dequantize(
-            self._data.data_ptr() + block.start * self.cols,
-            self._scale.data_ptr() + block.start * row_scale_shape(0, self.cols, MXFP8)[1],
+            span(self._data, block.start * self.cols),
+            span(self._scale, block.start * row_scale_shape(0, self.cols, MXFP8)[1]),
             _ROW,
             count,
             self.cols,
@@ -69,7 +68,7 @@ class Tokens:
 class Weights:
     """The experts' weights, stacked in one tensor or behind a table of addresses."""
 
-    def __init__(self, data: list[int], scale: list[int], n: int, k: int, major: str) -> None:
+    def __init__(self, data: list[Span], scale: list[Span], n: int, k: int, major: str) -> None:
         self.count, self.n = len(data), n
         self._data, self._scale, self._k, self._major = data, scale, k, major
 
@@ -84,8 +83,8 @@ class Weights:
         require_view(scale, n, k, count, "sfb_tensor")
         size = row_scale_shape(n, k, MXFP8)
         return cls(
-            [data.data_ptr() + index * n * k for index in range(count)],
-            [scale.data_ptr() + index * size[0] * size[1] for index in range(count)],
+            [span(data, index * n * k) for index in range(count)],
+            [span(scale, index * size[0] * size[1]) for index in range(count)],
             n,
             k,
             major,
@@ -101,7 +100,17 @@ class Weights:
                 )
             if any(address == 0 or address % 16 for address in table.tolist()):
                 raise ValueError(f"{name} has an address that is null or not 16-byte aligned")
-        return cls(data.tolist(), scale.tolist(), n, k, major)
+        # A kernel has the addresses alone: how much lies there is for those to check who made them.
+        rows, cols = (
+            row_scale_shape(n, k, MXFP8) if major == "k" else column_scale_shape(k, n, MXFP8)
+        )
+        return cls(
+            [(address, n * k) for address in data.tolist()],
+            [(address, rows * cols) for address in scale.tolist()],
+            n,
+            k,
+            major,
+        )
 
     def read(self, expert: int) -> torch.Tensor:
         """Return one expert's weight as float64 (K, N)."""
@@ -149,17 +158,17 @@ class Quantized:
         if block.spilled:
             self._store_spilled(values, block)
             return
-        targets = [0, 0]
+        targets: list[Span | None] = [None, None]
         if self.row is not None and self._row_scale is not None:
             pitch = row_scale_shape(0, self._cols, MXFP8)[1]
             targets = [
-                self.row.data_ptr() + block.start * self._cols,
-                self._row_scale.data_ptr() + block.start * pitch,
+                span(self.row, block.start * self._cols),
+                span(self._row_scale, block.start * pitch),
             ]
         offset = column_group_offset(block.start, self._cols, MXFP8)
         targets += [
-            self.column.data_ptr() + block.start * self._cols,
-            self._column_scale.data_ptr() + offset,
+            span(self.column, block.start * self._cols),
+            span(self._column_scale, offset),
         ]
         _quantize(values, targets)
 
@@ -173,7 +182,7 @@ class Quantized:
         column_scales = column_scale_shape(TILE, self._cols, MXFP8)
         shapes = [(TILE, self._cols), row_scales, (TILE, self._cols), column_scales]
         parts = [torch.empty(shape, dtype=torch.uint8) for shape in shapes]
-        _quantize(values, [part.data_ptr() for part in parts])
+        _quantize(values, [span(part) for part in parts])
         # The TMA unit clips stores of data at the buffer's end; scales are stored by address.
         kept = max(min(block.stop, self._rows) - block.start, 0)
         for target, part in ((self.row, parts[0]), (self.column, parts[2])):
@@ -196,11 +205,11 @@ class Quantized:
             self._machine.out_of_bounds.append((f"{name}:{self._name}", source.numel() - kept))
 
 
-def _quantize(values: torch.Tensor, targets: list[int]) -> None:
+def _quantize(values: torch.Tensor, targets: list[Span | None]) -> None:
     rows, cols = values.shape
     # NaN reaches the scale byte, as in the kernels' epilogues.
     _C.mxfp8_quantize(
-        values.data_ptr(), _F32, rows, cols, cols, *targets, _E4M3, True, 0, 0, False, True, 1
+        span(values), _F32, rows, cols, cols, *targets, _E4M3, True, None, 0, False, True, 1
     )
 
 
@@ -233,8 +242,8 @@ def column_blocks(
     start = 0
     for end in ends:
         yield dequantize(
-            data.data_ptr() + start * cols,
-            scale.data_ptr() + column_group_offset(start, cols, MXFP8),
+            span(data, start * cols),
+            span(scale, column_group_offset(start, cols, MXFP8)),
             _COLUMN,
             end - start,
             cols,

@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import functools
+import math
+
 import torch
 
 from te_grouped_mlp.op import split_guard
@@ -15,10 +18,18 @@ from te_grouped_mlp.op.backends.base import (
     Fc1Result,
     GemmEpilogue,
 )
+from te_grouped_mlp.op.formats import MXFP8
 from te_grouped_mlp.op.gradients import WgradTarget
 from te_grouped_mlp.op.layout import Kernel, LayoutMismatchError
-from te_grouped_mlp.op.operands import Axis, GroupedOperand, WeightOperand
+from te_grouped_mlp.op.operands import (
+    Axis,
+    ExactCopy,
+    GroupedOperand,
+    QuantizedCopy,
+    WeightOperand,
+)
 from te_grouped_mlp.op.plan import Plan
+from te_grouped_mlp.op.scale_layout import column_scale_shape, row_scale_shape
 
 
 class CheckedBackend:
@@ -90,6 +101,7 @@ class CheckedBackend:
             present = operand.plain  # type: ignore[assignment]
         if present is None:
             raise LayoutMismatchError(f"{name} lacks its {axis.value} copy, which is read here")
+        _require_elements(name, present, operand.shape)
 
     def _weights(self, name: str, weight: WeightOperand, axis: Axis) -> None:
         if weight.axis is not axis and weight.format.is_block_scaled:
@@ -100,3 +112,27 @@ class CheckedBackend:
             raise LayoutMismatchError(
                 f"{name} has {weight.num_groups} experts; allowed: {self._plan.problem.num_groups}"
             )
+
+
+@functools.lru_cache(maxsize=256)
+def _scales(row: bool, rows: int, cols: int) -> int:
+    return math.prod((row_scale_shape if row else column_scale_shape)(rows, cols, MXFP8))
+
+
+def _require_elements(
+    name: str, copy: QuantizedCopy | ExactCopy | torch.Tensor, shape: tuple[int, int]
+) -> None:
+    """Check that a copy has the shape of its operand, and a scale for each of its blocks."""
+    if isinstance(copy, QuantizedCopy):
+        count = _scales(copy.axis is Axis.ROW, *shape)
+        if copy.scale.numel() < count:
+            raise LayoutMismatchError(
+                f"{name} has {copy.scale.numel()} {copy.axis.value} scales; allowed: {count}"
+            )
+        data = copy.data
+    else:
+        data = copy.values if isinstance(copy, ExactCopy) else copy
+    if data.shape != shape:
+        raise LayoutMismatchError(
+            f"{name} has elements of shape {tuple(data.shape)}; allowed: {shape}"
+        )

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 
 from te_grouped_mlp.host import te_version
+from te_grouped_mlp.op import capacity, spacing
 
 Size: TypeAlias = int
 """C++'s size_t: not negative."""
@@ -84,7 +85,8 @@ def tex_function(*refusals: Refusal, gpu: bool = True) -> Callable[[_Function], 
 
     Args:
         refusals: In the order in which they are checked, after the types of the arguments
-            (TypeError) and the devices of their tensors (NotImplementedError).
+            (TypeError), the devices of their tensors (NotImplementedError) and the memory of these
+            (ValueError).
         gpu: Whether it takes CUDA tensors too.
     """
     devices = ("cpu", "cuda") if gpu else ("cpu",)
@@ -126,7 +128,7 @@ def _checked(
                     f"{function.__name__}: {name} is a {type(value).__name__}; allowed: "
                     f"{parameters[name].annotation}"
                 )
-        _check_devices(function.__name__, given, devices)
+        _check_tensors(function.__name__, given, devices)
         arguments = {**defaults, **given}
         if len(arguments) < len(parameters):
             signature.bind(*args, **kwargs)
@@ -194,40 +196,38 @@ def _converter(annotation: str) -> Callable[[Any], bool]:
     return _CONVERTERS[annotation]
 
 
-# Devices ------------------------------------------------------------------------------------------
+# Devices and memory -------------------------------------------------------------------------------
 
 _NOWHERE = frozenset({int, float, bool, str, bytes, type(None), torch.dtype})
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
-def _devices(value: Any) -> Iterable[torch.device]:
-    """Return the devices of an argument: tensor, quantized tensor, list of such, device."""
+def _parts(value: Any) -> Sequence[Any]:
+    """Return the tensors with memory of their own in an argument, or its device."""
     kind = type(value)
     if kind in _NOWHERE:
         return ()
-    if kind in _TENSORS:
-        return (value.device,)
-    if kind is torch.device:
+    if kind in _TENSORS or kind is torch.device:
         return (value,)
     if isinstance(value, (list, tuple)):
         # Lists have hundreds of entries, of one kind or two.
         kinds = set(map(type, value))
         if kinds <= _NOWHERE:
             return ()
-        if kinds <= _TENSORS:
-            return {tensor.device for tensor in value}
-        return [device for item in value for device in _devices(item)]
-    if hasattr(value, "get_data_tensors"):
-        return _devices(tuple(value.get_data_tensors()))
-    return (value.device,) if isinstance(value, torch.Tensor) else ()
+        return value if kinds <= _TENSORS else [part for item in value for part in _parts(item)]
+    return capacity.tensors_in(value)
 
 
-def _check_devices(function: str, given: Arguments, allowed: tuple[str, ...]) -> None:
-    for value in given.values():
-        for device in _devices(value):
+def _check_tensors(function: str, given: Arguments, allowed: tuple[str, ...]) -> None:
+    """Check where every tensor lies, and that its storage covers it."""
+    for name, value in given.items():
+        parts = _parts(value)
+        for device in {getattr(part, "device", part) for part in parts}:
             if device.type not in allowed:
                 where = " and ".join(map(str.upper, allowed))
                 raise NotImplementedError(
                     f"{function} was given a tensor on {device}; standalone implements it for "
                     f"{where} tensors only"
                 )
+        if parts and not isinstance(value, torch.device):
+            spacing.require(f"{function}: {name}[{{}}]", parts, capacity.require_memory, cut=True)

@@ -34,7 +34,7 @@ def member_scales(grouped: Any, axis: int) -> torch.Tensor:
 
 
 def members(grouped: Any, axis: int) -> Iterator[mxfp8.Operand]:
-    """Yield each group of quantized grouped storage as a dense operand, without copying.
+    """Yield each group of quantized grouped storage as a dense operand, without copying data.
 
     A group of 128-row multiples begins at a whole scale tile, in the compact layout and in the
     swizzled one. The scales of other equal groups are found by `member_scales`.
@@ -45,11 +45,17 @@ def members(grouped: Any, axis: int) -> Iterator[mxfp8.Operand]:
     rows, columns = grouped.logical_shape
     sizes = splits.split_sizes(int(grouped.num_tensors), rows, grouped.first_dims).tolist()
     each = 0 if grouped.first_dims is not None else member_scales(grouped, axis)[0].numel()
+    scale = scale.contiguous()
+    if each and sizes[0] % mxfp8.TILE:
+        # Kernels read whole tiles, and the scales of one matrix end with the last member's rows.
+        scale = scale.view(torch.uint8).view(-1)
+        room = scale.new_zeros(math.prod(mxfp8.scale_shape(sizes[0], columns, axis)))
+        scale = torch.cat((scale, room))
     start = scale_start = 0
     for size in sizes:
         yield mxfp8.Operand(
             data=data.contiguous(),
-            scale=scale.contiguous(),
+            scale=scale,
             rows=size,
             columns=columns,
             axis=axis,

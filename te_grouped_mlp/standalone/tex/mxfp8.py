@@ -17,6 +17,7 @@ import torch
 
 from te_grouped_mlp import _C
 from te_grouped_mlp.op import memory
+from te_grouped_mlp.op.capacity import span
 from te_grouped_mlp.standalone import on_gpu
 from te_grouped_mlp.standalone.tex.codes import COLUMN, ROW, fp8_code, source_code
 
@@ -94,10 +95,6 @@ def allocate(
     return buffers
 
 
-def _pointer(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
-
-
 def run_quantize(
     matrix: torch.Tensor,
     buffers: Buffers,
@@ -126,6 +123,9 @@ def run_quantize(
     )
     if rows == 0 or columns == 0 or all(buffer is None for buffer in wanted):
         return
+    for name, buffer in vars(buffers).items():
+        if buffer is not None and buffer.device != matrix.device:
+            raise ValueError(f"{name} is on {buffer.device}; allowed: {matrix.device}")
     if matrix.stride(1) != 1:
         matrix = matrix.contiguous()
     if on_gpu.serves(matrix):
@@ -134,18 +134,18 @@ def run_quantize(
     if noop is not None and bool(noop.item()):
         return
     _C.mxfp8_quantize(
-        matrix.data_ptr(),
+        span(matrix),
         source_code(matrix.dtype),
         rows,
         columns,
         matrix.stride(0),
-        _pointer(buffers.row_data),
-        _pointer(buffers.row_scale),
-        _pointer(buffers.column_data),
-        _pointer(buffers.column_scale),
+        span(buffers.row_data),
+        span(buffers.row_scale),
+        span(buffers.column_data),
+        span(buffers.column_scale),
         fp8_code(quantizer.dtype),
         swizzled,
-        _pointer(splits),
+        span(splits),
         0 if splits is None else splits.numel(),
         bool(getattr(quantizer, "with_2d_quantization", False)),
         False,
@@ -215,16 +215,16 @@ class Operand:
             )
         elif out.numel():
             _C.mxfp8_dequantize(
-                self.data.data_ptr() + self.data_offset,
-                self.scale.data_ptr() + self.scale_offset,
+                span(self.data, self.data_offset),
+                span(self.scale, self.scale_offset),
                 self.fp8,
                 self.axis,
                 self.swizzled,
                 self.rows,
                 self.columns,
-                out.data_ptr(),
+                span(out),
                 source_code(dtype),
-                0,
+                None,
                 0,
                 0,
             )
@@ -251,12 +251,12 @@ def run_swizzle(
         )
     elif out.numel():
         _C.swizzle_scales(
-            scale.contiguous().data_ptr(),
-            out.data_ptr(),
+            span(scale.contiguous()),
+            span(out),
             axis,
             rows,
             columns,
-            _pointer(splits),
+            span(splits),
             0 if splits is None else splits.numel(),
             False,
         )

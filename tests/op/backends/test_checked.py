@@ -138,6 +138,17 @@ def _shape(rows: int, features: int) -> Change:
     )
 
 
+def _copy(**changes: Callable[[torch.Tensor], torch.Tensor]) -> Change:
+    """Change the tensors of the copy that is read."""
+
+    def change(operand: Any, axis: Axis) -> Any:
+        copy = getattr(operand, axis.value)
+        made = {name: make(getattr(copy, name)) for name, make in changes.items()}
+        return dataclasses.replace(operand, **{axis.value: dataclasses.replace(copy, **made)})
+
+    return change
+
+
 TOKEN_FAULTS: dict[str, tuple[Change, str]] = {
     "of another extent": (_layout(extent=RowExtent.BUFFER), "was made for .*the plan has"),
     "of a longer buffer": (_layout(buffer_rows=ROWS + 128), "was made for .*the plan has"),
@@ -147,6 +158,14 @@ TOKEN_FAULTS: dict[str, tuple[Change, str]] = {
     "of another format": (
         lambda operand, _: dataclasses.replace(operand, format=UNQUANTIZED),
         "is unquantized; allowed: mxfp8",
+    ),
+    "with a row less": (
+        _copy(data=lambda data: data[:-1]),
+        r"has elements of shape \(511, .*; allowed: \(512, ",
+    ),
+    "with a scale less": (
+        _copy(scale=lambda scale: scale[:-1]),
+        r"has \d+ (row|column) scales; allowed: \d+",
     ),
     "without the copy that is read": (_without("read"), "lacks its (row|column) copy"),
 }
@@ -177,6 +196,17 @@ def test_the_other_copy_may_be_gone(operation: str) -> None:
         call.arguments[name] = _without("other")(call.arguments[name], axis)
     call.run()
     assert len(call.backend.calls) == 1
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_values_of_fewer_rows(operation: str) -> None:
+    for name in OPERATIONS[operation].tokens:
+        call = Call(OPERATIONS[operation], "unquantized")
+        operand = call.arguments[name]
+        call.arguments[name] = dataclasses.replace(operand, plain=operand.plain[:-1])
+        with pytest.raises(LayoutMismatchError, match=f"^{name} has elements of shape"):
+            call.run()
+        assert call.backend.calls == []
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

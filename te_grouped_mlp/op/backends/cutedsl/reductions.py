@@ -12,8 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
-from te_grouped_mlp.op import memory
+from te_grouped_mlp.op import capacity, memory
 
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _ROWS = 64
 _COLUMNS = 64
 _SEGMENTS = 16
@@ -27,13 +28,18 @@ def column_sums(dy: torch.Tensor, scale: torch.Tensor | None, ends: torch.Tensor
         dy: (rows, N), row-major.
         scale: (rows,) or None for one.
         ends: int32 (G,), inclusive prefix sums of the experts' rows.
+
+    Raises:
+        ValueError: A shape, dtype or device is another, or there is less memory than it takes.
     """
-    groups, cols = ends.numel(), dy.shape[1]
+    groups, cols = _check(dy, ends)
+    if scale is not None:
+        capacity.require("scale", scale, dy.shape[:1], _FLOATS, dy.device)
     out = memory.empty((groups, cols), torch.float32, dy.device)
     parts = memory.empty((_SEGMENTS, groups, cols), torch.float32, dy.device)
     grid = (triton.cdiv(cols, _COLUMNS), groups, _SEGMENTS)
     _partial_sums[grid](
-        dy, dy if scale is None else scale, ends, parts, cols, dy.stride(0), groups,
+        dy, dy if scale is None else scale, ends, parts, dy.shape[0], cols, dy.stride(0), groups,
         scale is not None, _SEGMENTS, _ROWS, _COLUMNS, num_warps=4,
     )  # fmt: skip
     total = groups * cols
@@ -48,9 +54,13 @@ def row_dots(dy: torch.Tensor, bias: torch.Tensor, ends: torch.Tensor) -> torch.
         dy: (rows, N), row-major.
         bias: (G, N), contiguous.
         ends: int32 (G,), inclusive prefix sums of the experts' rows.
+
+    Raises:
+        ValueError: As `column_sums`.
     """
-    rows, cols = dy.shape
-    groups = ends.numel()
+    groups, cols = _check(dy, ends)
+    rows = dy.shape[0]
+    capacity.require("bias", bias, (groups, cols), _FLOATS, dy.device)
     out = memory.empty((rows,), torch.float32, dy.device)
     _row_dots[(triton.cdiv(rows, 16),)](
         dy, bias, ends, out, rows, cols, dy.stride(0), groups, triton.next_power_of_2(groups),
@@ -59,18 +69,32 @@ def row_dots(dy: torch.Tensor, bias: torch.Tensor, ends: torch.Tensor) -> torch.
     return out
 
 
+def _check(dy: torch.Tensor, ends: torch.Tensor) -> tuple[int, int]:
+    """Check the rows and their division; returns the numbers of experts and columns."""
+    if dy.dim() != 2 or (dy.shape[1] > 1 and dy.stride(1) != 1):
+        raise ValueError(
+            f"dy has shape {tuple(dy.shape)} and strides {dy.stride()}; allowed: row-major matrices"
+        )
+    capacity.require("dy", dy, dy.shape, _FLOATS, dy.device)
+    groups = ends.numel()
+    capacity.require("ends", ends, (groups,), (torch.int32,), dy.device)
+    return groups, dy.shape[1]
+
+
 _RUN_TIME = ["rows", "cols", "stride", "groups", "total"]
 
 
 @triton.jit(do_not_specialize=_RUN_TIME)
 def _partial_sums(
-    dy, scale, ends, parts, cols, stride, groups, SCALED: tl.constexpr, SEGMENTS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    dy, scale, ends, parts, rows, cols, stride, groups, SCALED: tl.constexpr,
+    SEGMENTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     col = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     group, segment = tl.program_id(1), tl.program_id(2)
     start = tl.load(ends + group - 1, mask=group > 0, other=0)
-    end = tl.load(ends + group)
+    # Nobody has read these numbers: whatever they say, the loop ends where the matrix does.
+    start = tl.maximum(start, 0)
+    end = tl.minimum(tl.load(ends + group), rows)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for first in range(start + segment * ROWS, end, SEGMENTS * ROWS):
         row = first + tl.arange(0, ROWS)
@@ -99,7 +123,7 @@ def _row_dots(
     dy, bias, ends, out, rows, cols, stride, groups, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    live = tl.load(ends + groups - 1)
+    live = tl.minimum(tl.load(ends + groups - 1), rows)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     each = tl.arange(0, GROUPS)
     end = tl.load(ends + each, mask=each < groups, other=2147483647)

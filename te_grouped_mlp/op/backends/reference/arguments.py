@@ -1,6 +1,6 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Operands as the kernels of this folder take them: row segments, float64 values, raw pointers."""
+"""Operands as the kernels of this folder take them: row segments, float64 values, memory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 from te_grouped_mlp import _C
 from te_grouped_mlp.op import memory
+from te_grouped_mlp.op.capacity import Span, span
 from te_grouped_mlp.op.formats import DType, Format
 from te_grouped_mlp.op.layout import GroupLayout, RowExtent
 from te_grouped_mlp.op.operands import (
@@ -168,14 +169,14 @@ def write(operand: GroupedOperand, values: torch.Tensor, segment: Segment) -> No
         operand.plain[segment.span] = values
         return
     fmt, cols = operand.format, operand.shape[1]
-    row = _pointers(operand.row, fmt, cols, segment.start)
-    column = _pointers(operand.column, fmt, cols, segment.start)
+    row = _spans(operand.row, fmt, cols, segment.start)
+    column = _spans(operand.column, fmt, cols, segment.start)
     element = _ELEMENTS[fmt.element]  # type: ignore[index]
     # One call per segment, dense: the segment is then the matrix that the scale layout spans. NaN
     # reaches the scale byte, as in the kernels' epilogues.
     _C.mxfp8_quantize(
-        values.data_ptr(), _F32, segment.rows, cols, values.stride(0),
-        *row, *column, element, True, 0, 0, False, True, _DECIDE_THREADS,
+        span(values), _F32, segment.rows, cols, values.stride(0),
+        *row, *column, element, True, None, 0, False, True, _DECIDE_THREADS,
     )  # fmt: skip
 
 
@@ -185,8 +186,7 @@ def column_sums(values: torch.Tensor) -> torch.Tensor:
     out = torch.zeros(cols, dtype=torch.float32)
     if rows:
         _C.column_sums(
-            values.data_ptr(), _F32, rows, cols, values.stride(0), 0, 0, out.data_ptr(),
-            _DECIDE_THREADS,
+            span(values), _F32, rows, cols, values.stride(0), None, 0, span(out), _DECIDE_THREADS,
         )  # fmt: skip
     return out
 
@@ -223,19 +223,21 @@ def _sizes(splits: Splits) -> tuple[int, ...]:
 def _dequantize(copy: QuantizedCopy, fmt: Format, cols: int, segment: Segment) -> torch.Tensor:
     out = torch.empty(segment.rows, cols, dtype=torch.float64)
     if out.numel():
-        data, scale = _pointers(copy, fmt, cols, segment.start)
+        data, scale = _spans(copy, fmt, cols, segment.start)
         element, axis = _ELEMENTS[fmt.element], _AXES[copy.axis]  # type: ignore[index]
         _C.mxfp8_dequantize(
-            data, scale, element, axis, copy.swizzled, segment.rows, cols, out.data_ptr(), _F64,
-            0, 0, _DECIDE_THREADS,
+            data, scale, element, axis, copy.swizzled, segment.rows, cols, span(out), _F64,
+            None, 0, _DECIDE_THREADS,
         )  # fmt: skip
     return out
 
 
-def _pointers(copy: QuantizedCopy | None, fmt: Format, cols: int, start: int) -> tuple[int, int]:
-    """Addresses of the data and of the scales of the rows from `start` on; zeros for no copy."""
+def _spans(
+    copy: QuantizedCopy | None, fmt: Format, cols: int, start: int
+) -> tuple[Span | None, Span | None]:
+    """Memory of the data and of the scales of the rows from `start` on; None for no copy."""
     if copy is None:
-        return 0, 0
+        return None, None
     if not (copy.data.is_contiguous() and copy.scale.is_contiguous()):
         raise ValueError(f"{copy.axis.value} copy is not contiguous; only contiguous is allowed")
     # Compact and swizzled scales agree on where a 128-row boundary lies.
@@ -243,7 +245,7 @@ def _pointers(copy: QuantizedCopy | None, fmt: Format, cols: int, start: int) ->
         offset = start * row_scale_shape(0, cols, fmt)[1]
     else:
         offset = column_group_offset(start, cols, fmt)
-    return copy.data.data_ptr() + start * cols, copy.scale.data_ptr() + offset
+    return span(copy.data, start * cols), span(copy.scale, offset)
 
 
 def _new_copy(fmt: Format, rows: int, cols: int, axis: Axis) -> QuantizedCopy:

@@ -33,11 +33,11 @@ from transformer_engine.pytorch.tensor.grouped_tensor import GroupedTensor
 from te_grouped_mlp.op import (
     bias_gradient,
     carriers,
-    checks,
     data_gradient,
     decisions,
     environment,
     fusion,
+    intact,
     ops_state,
     probes,
     quantize,
@@ -126,7 +126,7 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
         host = te_adapter.host_splits(inputs.split_sizes, env.switches)
         call = read_call(basic_op_ctxs, problem, inputs, prob, host, env)
         plan = selection.make_plan(problem, call, env)
-        weight_gradient.main_grad_targets(plan, inputs.weights)
+        weight_gradient.main_grad_targets(plan, inputs.weights, writes=False)
         decisions.count_step(plan.backend)
         out = output_buffer(plan, inputs)
         splits = te_adapter.read_splits(inputs.split_sizes, host, plan, inputs.x.device)
@@ -170,11 +170,10 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
         plan = state.plan
         selection.require_no_stronger_demand(plan, environment.current_switches())
         carriers.refuse(ops[2], carriers.GRAD)
-        features, device = plan.problem.fc2.out_features, state.splits.sizes.device
-        checks.tokens("grad_output", grad_output, features, device)
         scaled = plan.call.format.is_block_scaled
         quantizers.require_readable("grad_output", grad_output, block_scaled=scaled)
         ops_state.require_unwritten(state, ctx.owners)
+        intact.require(state, grad_output, ctx.grad_input)
         dx, grads1, grads2, dprob = _backward(ops, state, ctx.owners, grad_output, ctx.grad_input)
         # The caller's buffer goes back as a view, which autograd keeps without a copy.
         if dx is not None and (ctx.grad_input is not None or dx.shape != ctx.input_shape):
