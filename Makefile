@@ -7,6 +7,7 @@
 #   make test PYTEST_ARGS="-k layout" the tests
 #   make VENV=.venv-2.13 TORCH=torch==2.13.0 test   the same with a chosen torch, beside the other
 #   make PIP_ARGS="--pre" test        arguments for every pip call
+#   make PY=python3 test-gpu          the tests of a device, in an environment that has everything
 
 PYTHON ?= python3
 TORCH ?= torch
@@ -19,6 +20,8 @@ JOBS ?= 2
 # 1: `make test` installs the packages of the GPU kernels and compiles them, which needs no GPU;
 # 0 leaves those tests out.
 KERNELS ?= 1
+# `make test-gpu` runs its tests in this many processes, all on one device.
+GPU_JOBS ?= 4
 # The oldest torch with which TE can be imported where there is no GPU: the Triton of an older CUDA
 # build wants a driver. The newest is what TORCH brings by default.
 OLDEST_TORCH ?= torch==2.8.0
@@ -89,8 +92,9 @@ test-torch: export TE_GROUPED_MLP_REQUIRE_KERNELS :=
 test-torch: $(DEV_STAMP)
 	$(PYTEST) tests/cli tests/op/gpu tests/overlay tests/standalone $(PYTEST_ARGS)
 
-test-gpu: venv
-	$(PY) -m pytest -m "gpu or sm90 or sm100" $(PYTEST_ARGS)
+# With PY=<python> it takes that environment as it is, and installs nothing.
+test-gpu: $(if $(filter command line,$(origin PY)),,$(KERNELS_STAMP))
+	PYTHONHASHSEED=0 $(PY) -m pytest -n $(GPU_JOBS) -m "gpu or sm90 or sm100" $(PYTEST_ARGS)
 
 lint: venv
 	$(PY) -m ruff check .

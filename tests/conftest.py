@@ -20,10 +20,18 @@ _DEVICE_MARKERS = {
     "sm100": ("needs a Blackwell device (SM 10x)", 10),
 }
 
+# Marker -> what it says of Transformer Engine on a CUDA device.
+_TE_MARKERS = {
+    "mxfp8": "needs MXFP8 on the device: SM 10x, or Transformer Engine without its extension",
+    "standalone": "needs Transformer Engine without its extension on the device",
+}
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers, and leave slow tests out unless `-m` says something."""
     for name, (text, _) in _DEVICE_MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {text}")
+    for name, text in _TE_MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {text}")
     config.addinivalue_line("markers", "slow: longer than a few seconds; run with -m slow")
     if not config.option.markexpr:
@@ -46,3 +54,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         text, needed = _DEVICE_MARKERS[name]
         if major is None or (needed is not None and major != needed):
             pytest.skip(text)
+    _skip_beside_the_extension(item, major)
+
+
+def _skip_beside_the_extension(item: pytest.Item, major: int | None) -> None:
+    """Skip what Transformer Engine refuses, or replaces, where its extension is installed."""
+    from te_grouped_mlp.standalone import loader
+
+    if loader.should_start(True)[0]:
+        return
+    if item.get_closest_marker("standalone") is not None:
+        pytest.skip(_TE_MARKERS["standalone"])
+    values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    named = any(isinstance(value, str) and value.startswith("mxfp8") for value in values)
+    if major == 9 and (named or item.get_closest_marker("mxfp8") is not None):
+        pytest.skip(_TE_MARKERS["mxfp8"])

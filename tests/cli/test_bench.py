@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from te_grouped_mlp import standalone
 from te_grouped_mlp.bench import plot
 from te_grouped_mlp.cli import step
 from tests.cli.conftest import Shell
@@ -229,6 +230,10 @@ def test_a_gpu_runs_both_formats(shell: Shell) -> None:
     assert shell("bench", *argv) == 0
     found = shell.json()
     assert found[f"modes {label}"]["ours, deterministic"]["ratio"] > 0
+    if not standalone.is_active():
+        # Beside its extension, Transformer Engine has no MXFP8 on Hopper.
+        assert "check mxfp8" not in found
+        return
     assert found["check mxfp8"]["green"] is True
     rows = found[f"mxfp8 {label}"]
     assert list(rows) == ["bf16", "mxfp8", "mxfp8, weights kept"]

@@ -70,12 +70,15 @@ def assert_nan(found: dict[str, Any]) -> None:
         assert value is None or value.isnan().all(), name
 
 
+GPU = [pytest.mark.gpu]
+
+
 def on_devices(cases: Iterator[tuple[str, tuple[Any, ...]]]) -> list[Any]:
     """Name each case for the CPU (no bf16: it runs unfused there) and for a GPU."""
     return [
         pytest.param(*values, device, id=f"{name}-{device}", marks=marks)
         for name, values in cases
-        for device, marks in (("cpu", ()), ("cuda", pytest.mark.gpu))
+        for device, marks in (("cpu", ()), ("cuda", GPU + [pytest.mark.mxfp8] * values[0].mxfp8))
         if device == "cuda" or values[0].mxfp8
     ]
 

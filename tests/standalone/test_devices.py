@@ -123,6 +123,7 @@ def test_the_call_of_everything_is_one_that_a_cpu_takes(tex):
 
 
 @pytest.mark.gpu
+@pytest.mark.standalone
 class TestOnGpu:
     @pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.__name__)
     def test_bytes_of_the_cpu(self, tex, case):

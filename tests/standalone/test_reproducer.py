@@ -26,7 +26,7 @@ from tests.support.step import StepCase
 # Read when Transformer Engine is first imported; where its extension is there it has no effect.
 os.environ.setdefault("NVTE_GROUPED_MLP_STANDALONE", "1")
 
-GPU = [pytest.mark.gpu, pytest.mark.sm90]
+GPU = [pytest.mark.gpu, pytest.mark.sm90, pytest.mark.standalone]
 EXACT = StepCase(
     activation="srelu", splits=(512,), hidden=1024, ffn=1024, grad="main_grad",
     frozen=frozenset({"prob"}), split_dtype=torch.int32,

@@ -30,7 +30,7 @@ os.environ.setdefault("NVTE_GROUPED_MLP_STANDALONE", "1")
 
 pytestmark = pytest.mark.usefixtures("fused_switch", "hostile_memory", "backend")
 
-GPU = [pytest.mark.gpu, pytest.mark.sm90]
+GPU = [pytest.mark.gpu, pytest.mark.sm90, pytest.mark.mxfp8]
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 ON_GPU = pytest.mark.parametrize("device", [pytest.param("cuda", marks=GPU)])
 

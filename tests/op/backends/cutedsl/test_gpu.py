@@ -7,6 +7,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -209,6 +213,33 @@ def test_replay_beside_a_loaded_stream(repeats):
             seen[name].append(checksums(got[name]))
     distinct = {name: len({str(each.tolist()) for each in found}) for name, found in seen.items()}
     assert distinct == dict.fromkeys(OUTPUTS, 1)
+
+
+@pytest.mark.slow
+def test_an_expert_past_two_to_the_31_elements():
+    """Addresses of its rows do not fit 32 bits; its results are those of the expert alone."""
+    rows, width = 599_936, {"hidden": 512, "ffn": 2048, "accumulate": False}
+    far = case_of(SPECS["swiglu"], (rows, 64), extra=0, **width)
+    assert rows * far.wide > 2**31
+    near = case_of(SPECS["swiglu"], (0, 64), extra=0, **width)
+    want = gpu_step.run(near, gpu_step.state_of(near))
+    got = gpu_step.run(far, gpu_step.state_of(far))
+    for name in LIVE:
+        assert torch.equal(got[name][rows:], want[name]), name
+    for name in ("dw1", "dw2", "db1"):
+        assert torch.equal(got[name][1], want[name][1]), name
+
+
+def test_in_segments_that_grow():
+    """What PyTorch's allocator maps piece by piece has other addresses than one allocation."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist",
+         "-m", "gpu", "-k", "test_weights_and_gradients", __file__],
+        env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert " passed" in done.stdout
 
 
 def test_a_step_does_not_synchronise():
