@@ -64,8 +64,10 @@ def require_memory(name: str, tensor: torch.Tensor) -> None:
     """Check that a tensor's storage covers it; for a quantized tensor, those of its parts.
 
     Raises:
-        ValueError: Its storage was freed, or is shorter.
+        ValueError: Its storage was freed, or is shorter; or it has no storage of its own (sparse).
     """
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"{name} has layout {tensor.layout}; allowed: {torch.strided}")
     if type(tensor) in _PLAIN and tensor.is_contiguous():
         # The usual case in one line: a step asks two dozen tensors.
         end = tensor.nbytes + tensor.storage_offset() * tensor.element_size()

@@ -74,7 +74,8 @@ def test_a_weight_gradient_that_was_put_off_runs_there_too(
 
     seen, queue = [], []
     spec = SimpleNamespace(main_grad=False, distributed=False, delay_wgrad=True)
-    operand = SimpleNamespace(splits=SimpleNamespace(sizes=SimpleNamespace(device=OTHER)))
+    splits = SimpleNamespace(sizes=SimpleNamespace(device=OTHER))
+    operand = SimpleNamespace(splits=splits, column=None, plain=None)
     operand.without_row = lambda: operand
     plan: Any = SimpleNamespace(
         problem=SimpleNamespace(num_groups=1, fc1=spec, fc2=spec),

@@ -212,6 +212,11 @@ FORWARD: dict[str, tuple[StepCase, Spoil, str]] = {
     ),
     "main_grad freed": (MAIN, main_grad(2, "weight1", lost), rf"FC2 weight1\.main_grad .*{LOST}"),
     "input freed": (BASE, argument("x", freed), rf"input .*{LOST}"),
+    "sparse input": (
+        BASE,
+        lambda g: setattr(g.inputs, "x", g.inputs.x.detach().to_sparse()),
+        r"input has layout torch\.sparse_coo; allowed: torch\.strided",
+    ),
     "probabilities freed": (BASE, argument("prob", freed), rf"probabilities .*{LOST}"),
     "splits freed": (BASE, splits_freed, rf"split_sizes .*{LOST}"),
     "output freed": (BASE, output_freed, rf"output .*{LOST}"),
