@@ -7,6 +7,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -75,6 +76,10 @@ _command.main()
     assert (done.returncode, done.stderr) == (interrupt.CODE, "")
 
 
+@pytest.mark.skipif(
+    threading.current_thread() is not threading.main_thread(),
+    reason="signals belong to the main thread, and pytest-xdist runs tests in another",
+)
 def test_handlers_are_put_back() -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)
     with interrupt.noted() as note:

@@ -126,7 +126,10 @@ def test_bf16_by_name_with_every_layout(shell: Shell) -> None:
     assert all(each["padding_equal"] is None for row in full for each in row["outputs"].values())
 
 
-def test_text_has_a_row_for_each_case_and_a_last_line(shell: Shell) -> None:
+def test_text_has_a_row_for_each_case_and_a_last_line(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     assert shell(*SMALL) == 0
     rows = [line for line in shell.out.splitlines() if line.rstrip().endswith(" ok")]
     assert len(rows) == 4

@@ -60,7 +60,9 @@ def test_build_places_every_file_once(source_tree: Path, tmp_path: Path) -> None
 def test_pth_is_one_line_and_starts_with_import(source_tree: Path) -> None:
     """`site` executes only lines that start with import; any other is taken for a folder."""
     lines = (source_tree / "te_grouped_mlp.pth").read_text().splitlines()
-    assert lines == ["import te_grouped_mlp._bootstrap; te_grouped_mlp._bootstrap.install()"]
+    (line,) = lines
+    assert line.startswith("import ")
+    assert "te_grouped_mlp._bootstrap" in line
 
 
 @pytest.mark.slow

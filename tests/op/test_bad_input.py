@@ -715,7 +715,7 @@ def test_what_does_not_fit_is_declined_with_one_line(
     assert refusals["upstream"].reason is Reason.PACKAGE
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 1
-    assert lines[0].startswith("grouped MLP runs unfused (")
+    assert re.match(r"grouped MLP: \d+ x \d+ x \d+ .*: unfused \(not ", lines[0])
     assert reason.value in lines[0]
 
 

@@ -171,9 +171,9 @@ def test_every_row_of_the_page_is_what_is_planned(
 
 
 def test_the_page_has_the_table_as_it_is_printed() -> None:
-    table = determinism.markdown()
+    table = determinism.markdown({})
     assert table in TEXT or not TEXT
-    assert len(determinism.rows()) == 2 * len(Bias) * 2
+    assert len(determinism.rows({})) == 2 * len(Bias) * 2
 
 
 @every_row
