@@ -122,6 +122,19 @@ def right_of(module: str) -> dict[str, Job]:
     }
 
 
+NO_OFFSETS = "RuntimeError: grouped_swizzle_for_gemm: tensor has first_dims and no tensor_offsets"
+
+
+def lacks_offsets(job: Job, *, dense: bool) -> bool:
+    """Whether the own op of TE 2.19 and 2.20 ends in NO_OFFSETS.
+
+    It wraps the quantized weight of one dense group with its row count, and swizzles FC2's without
+    the offsets that the extension wants beside that (common/transformer_engine.cpp:304).
+    """
+    case = job.case
+    return dense and len(case.splits) == 1 and case.linears[1].weight == "grouped"
+
+
 def allowed_difference(name: str, output: str) -> float:
     """Return by how much an output may differ from upstream's, by design; 0 is not at all.
 
