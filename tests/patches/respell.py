@@ -61,9 +61,14 @@ CHANGES = ("gone", "twice", "moved")
 
 
 @functools.cache
+def _parsed(source: str) -> cst.Module:
+    return parse(source.encode())
+
+
+@functools.cache
 def place(source: str, edit: Edit) -> tuple[cst.Module, cst.CSTNode]:
     """The file and the first statement that an edit finds in it."""
-    module = parse(source.encode())
+    module = _parsed(source)
     for statement in walk(scope_body(module, *edit.scope)):
         if edit.find(statement):
             return module, statement
