@@ -21,7 +21,7 @@ def source_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("the tests were copied without the source tree, so there is nothing to build")
     target = tmp_path_factory.mktemp("source") / "tree"
     ignored = shutil.ignore_patterns(
-        ".git", ".venv", "build", "dist", "*.egg-info", "*.so", "__pycache__", ".*_cache"
+        ".git", ".venv*", "build", "dist", "*.egg-info", "*.so", "__pycache__", ".*_cache"
     )
     shutil.copytree(CHECKOUT, target, ignore=ignored)
     return target
