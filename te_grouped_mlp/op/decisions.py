@@ -64,12 +64,12 @@ class Decisions(tuple[Decision, ...]):
 
 
 _steps: Counter[str] = Counter()
-"""Forward passes of this process by what ran them: a backend of ours, or UNFUSED."""
+"""Forward passes of the fused op by backend; what ran elsewhere is a decision in `_not_ours`."""
 
 
-def count_step(path: str) -> None:
-    """Note that a forward pass of the fused op ran on a backend, or gave way to the unfused ops."""
-    _steps[path] += 1
+def count_step(backend: str) -> None:
+    """Note that a forward pass of the fused op is about to run on a backend."""
+    _steps[backend] += 1
 
 
 def assert_fused(*, backend: str | None = None) -> None:
@@ -92,7 +92,6 @@ def assert_fused(*, backend: str | None = None) -> None:
     general = _without_our_module()
     with _lock:
         others = [str(each) for each in (*_not_ours, general) if each is not None]
-    ran = ", ".join(f"{count} on {path}" for path, count in sorted(_steps.items()))
     if others:
         raise RuntimeError(f"not every grouped MLP ran fused: {'; '.join(others)}")
     if not _steps:
@@ -100,9 +99,9 @@ def assert_fused(*, backend: str | None = None) -> None:
             "no grouped MLP ran fused in this process: none was met, so ask after a step (and see "
             "that GroupedLinear, scaled activation, GroupedLinear stand in one te.ops.Sequential)"
         )
-    if _steps.keys() - ({backend} if backend is not None else CLASSES.keys()):
-        wanted = f"backend {backend}" if backend is not None else "our fused op"
-        raise RuntimeError(f"not every forward pass ran on {wanted}: {ran}")
+    if backend is not None and _steps.keys() != {backend}:
+        ran = ", ".join(f"{count} on {name}" for name, count in sorted(_steps.items()))
+        raise RuntimeError(f"not every forward pass ran on backend {backend}: {ran}")
 
 
 def explain(module: Any = None, *, recipe: Any = None) -> Decisions:
