@@ -38,17 +38,17 @@ from te_grouped_mlp.op.backends.cudnn import (
 )
 from te_grouped_mlp.op.backends.cudnn.launch import Launch
 from te_grouped_mlp.op.environment import Environment
-from te_grouped_mlp.op.gradients import WgradTarget
 from te_grouped_mlp.op.layout import Kernel
-from te_grouped_mlp.op.operands import (
+from te_grouped_mlp.op.plan import Plan, Reject
+from te_grouped_mlp.op.problem import Call, Problem
+from te_grouped_mlp.op.tensors.gradients import WgradTarget
+from te_grouped_mlp.op.tensors.operands import (
     Axis,
     GroupedOperand,
     QuantizedCopy,
     Splits,
     WeightOperand,
 )
-from te_grouped_mlp.op.plan import Plan, Reject
-from te_grouped_mlp.op.problem import Call, Problem
 
 _WGRAD_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

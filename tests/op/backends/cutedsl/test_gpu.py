@@ -14,11 +14,11 @@ import sys
 import pytest
 import torch
 
-from te_grouped_mlp.op import memory
 from te_grouped_mlp.op.backends.cutedsl import keys
 from te_grouped_mlp.op.backends.cutedsl.compile import compile_ahead
 from te_grouped_mlp.op.formats import UNQUANTIZED, DType
 from te_grouped_mlp.op.problem import Activation, ActivationSpec
+from te_grouped_mlp.op.tensors import memory
 from tests.op.backends.reference import cases
 from tests.op.backends.reference.cases import ACTIVATIONS, Case
 from tests.support.gpu import no_waiting
