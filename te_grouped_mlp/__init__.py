@@ -15,7 +15,13 @@ _PUBLIC = {
     "assert_fused": "te_grouped_mlp.op.decisions",
     "explain": "te_grouped_mlp.op.decisions",
 }
-_SUBMODULES = ("op", "overlay", "patches", "standalone")
+# Subpackage or module by the name under which users reach it -> where it lies.
+_SUBMODULES = {
+    "op": "te_grouped_mlp.op",
+    "overlay": "te_grouped_mlp.integration.overlay",
+    "patches": "te_grouped_mlp.patches",
+    "standalone": "te_grouped_mlp.integration.standalone",
+}
 
 __all__ = ["__version__", "activate", "assert_active", "assert_fused", "explain"]
 
@@ -34,7 +40,7 @@ else:
         if name in _PUBLIC:
             return getattr(importlib.import_module(_PUBLIC[name]), name)
         if name in _SUBMODULES:
-            return importlib.import_module(f"te_grouped_mlp.{name}")
+            return importlib.import_module(_SUBMODULES[name])
         raise AttributeError(f"module 'te_grouped_mlp' has no attribute {name!r}")
 
 

@@ -100,7 +100,7 @@ def available(kinds: Sequence[Activation]) -> list[Activation]:
         text = f"Transformer Engine {installed_te.te_version()} has no {', '.join(absent)}"
         if len(absent) == len(kinds):
             raise CommandError(text)
-        print(f"left out: {text}", file=sys.stderr)
+        sys.stderr.write(f"left out: {text}\n")
     return [kind for kind in kinds if kind.value not in absent]
 
 
