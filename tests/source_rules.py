@@ -58,6 +58,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
         "op.memory",
         "op.record",
         "op.spacing",
+        "op.activations",
         "op.layout",
         "op.packages",
         "op.environment",
@@ -122,6 +123,7 @@ TE_IMPORTERS = (
     "standalone",
 )
 LEAVES = (
+    "activations",
     "layout",
     "packages",
     "environment",

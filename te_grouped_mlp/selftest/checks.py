@@ -9,7 +9,6 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -22,7 +21,7 @@ from te_grouped_mlp.op.layout import Output
 from te_grouped_mlp.op.plan import Plan, Reject
 from te_grouped_mlp.op.problem import Call, TensorKind
 from te_grouped_mlp.selftest import exact
-from te_grouped_mlp.selftest.cases import INTERLEAVE, PARAMETERS, Case
+from te_grouped_mlp.selftest.cases import Case
 
 Outputs = dict[str, torch.Tensor]
 
@@ -32,7 +31,6 @@ TOKENS = ("y", "dx", "dprob")
 _REFERENCE = "reference"
 _HOSTILE_BYTE = 0xFF
 # Of Transformer Engine's ops, where they differ from ours.
-_NAMES = {"linear_offset": "glu_linear_offset", "clamp_scale": "tanh_clamp_scale"}
 
 
 @dataclass
@@ -134,19 +132,8 @@ def _live(found: Outputs, case: Case) -> Outputs:
 
 
 def _model(case: Case) -> Model:
-    from transformer_engine.pytorch import ops
-
-    groups = len(case.layout.splits)
-    shape = step.Shape(groups, case.hidden, case.ffn, case.layout.live)
-    model = Model.build(case.activation, shape, seed=0, device=case.device, bias=case.bias)
-    options: dict[str, Any] = {
-        _NAMES.get(name, name): value for name, value in PARAMETERS[case.activation].items()
-    }
-    if case.activation.is_gated:
-        options["glu_interleave_size"] = INTERLEAVE
-    activation = getattr(ops, case.activation.value)(**options)
-    model.sequential = ops.Sequential(model.fc1, activation, model.fc2)
-    return model
+    shape = step.Shape(len(case.layout.splits), case.hidden, case.ffn, case.layout.live)
+    return Model.build(case.activation, shape, seed=0, device=case.device, bias=case.bias)
 
 
 def _batch(case: Case) -> Batch:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from te_grouped_mlp.op import saved
+from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED, DType
 from te_grouped_mlp.op.layout import GroupLayout, Output, RowExtent
 from te_grouped_mlp.op.operands import (
@@ -23,15 +24,7 @@ from te_grouped_mlp.op.operands import (
     WeightOperand,
 )
 from te_grouped_mlp.op.plan import Plan
-from te_grouped_mlp.op.problem import (
-    Activation,
-    ActivationSpec,
-    Call,
-    LinearSpec,
-    Problem,
-    RecipeKind,
-    TensorKind,
-)
+from te_grouped_mlp.op.problem import Call, LinearSpec, Problem, RecipeKind, TensorKind
 
 LAYOUT = GroupLayout(3, 8, RowExtent.PACKED)
 

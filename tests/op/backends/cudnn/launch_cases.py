@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.backends.base import DactEpilogue, Fc1Epilogue, GemmEpilogue
 from te_grouped_mlp.op.backends.cudnn.backend import CudnnBackend
 from te_grouped_mlp.op.environment import Environment
@@ -19,7 +20,7 @@ from te_grouped_mlp.op.gradients import WgradTarget
 from te_grouped_mlp.op.layout import Kernel, Output, RowExtent
 from te_grouped_mlp.op.operands import Axis
 from te_grouped_mlp.op.plan import Plan
-from te_grouped_mlp.op.problem import Activation, ActivationSpec, LinearSpec
+from te_grouped_mlp.op.problem import LinearSpec
 from tests.op.backends.cudnn import operands
 from tests.op.backends.cudnn.facts import call, problem
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from te_grouped_mlp.op.activations import Activation
 from te_grouped_mlp.op.backends.base import (
     DactEpilogue,
     Fc1Epilogue,
@@ -24,7 +25,6 @@ from te_grouped_mlp.op.gradients import WgradTarget
 from te_grouped_mlp.op.layout import Kernel
 from te_grouped_mlp.op.operands import Axis, GroupedOperand, WeightOperand
 from te_grouped_mlp.op.plan import Plan
-from te_grouped_mlp.op.problem import Activation
 from tests.op.backends.cudnn import operands
 from tests.op.backends.cudnn.facts import call, problem
 from tests.op.backends.cudnn.simulated import SimulatedBackend, environment_of, simulation

@@ -9,10 +9,10 @@ import inspect
 
 import pytest
 
+from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.backends.cutedsl import config, keys, launch
 from te_grouped_mlp.op.backends.cutedsl.config import Op, Tile
 from te_grouped_mlp.op.formats import DType
-from te_grouped_mlp.op.problem import Activation, ActivationSpec
 from tests.op.backends.cutedsl.problems import ACTIVATIONS, problem_of
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from te_grouped_mlp.op import memory
+from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.backends.base import DactEpilogue, Fc1Epilogue, GemmEpilogue
 from te_grouped_mlp.op.environment import Environment, Switches
 from te_grouped_mlp.op.formats import MXFP8, DType, Format
@@ -25,15 +26,7 @@ from te_grouped_mlp.op.operands import (
 )
 from te_grouped_mlp.op.packages import RUNTIME_OFFSETS, Absent
 from te_grouped_mlp.op.plan import Plan
-from te_grouped_mlp.op.problem import (
-    Activation,
-    ActivationSpec,
-    Call,
-    LinearSpec,
-    Problem,
-    RecipeKind,
-    TensorKind,
-)
+from te_grouped_mlp.op.problem import Call, LinearSpec, Problem, RecipeKind, TensorKind
 from tests.op.backends.reference import naive
 
 ACTIVATIONS = {
