@@ -150,7 +150,7 @@ def test_probability_types(activation, prob):
     assert_close(case, got, cases.expected(case))
 
 
-@pytest.mark.parametrize("activation", ["swiglu", "situ", "tanh_srelu"])
+@pytest.mark.parametrize("activation", ["swiglu", "situ_glu", "tanh_srelu"])
 def test_dprob_is_summed_in_fp32_from_unrounded_products(activation):
     spec = SPECS[activation]
     case = case_of(spec, (300, 129), ffn=640, hidden=512, accumulate=True)
