@@ -62,6 +62,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
         "op.tensors.memory",
         "op.tensors.record",
         "op.tensors.stacking",
+        "op.activations",
         "op.layout",
         "op.packages",
         "op.environment",
@@ -131,6 +132,7 @@ TE_IMPORTERS = (
     "integration.standalone",
 )
 LEAVES = (
+    "activations",
     "layout",
     "packages",
     "environment",
