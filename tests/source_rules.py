@@ -69,6 +69,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
         "op.tensors.memory",
         "op.tensors.record",
         "op.tensors.stacking",
+        "op.activations",
         "op.layout",
         "op.packages",
         "op.environment",
@@ -139,6 +140,7 @@ TE_IMPORTERS = (
     "integration.standalone",
 )
 LEAVES = (
+    "activations",
     "layout",
     "packages",
     "environment",

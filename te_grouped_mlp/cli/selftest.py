@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from te_grouped_mlp.cli import arguments, output
 from te_grouped_mlp.cli.output import CommandError
 from te_grouped_mlp.cli.remedies import REMEDIES
-from te_grouped_mlp.op.problem import Activation
+from te_grouped_mlp.op.activations import Activation
 
 if TYPE_CHECKING:
     from te_grouped_mlp.measure.selftest.cases import Case

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from te_grouped_mlp.measure.bench.shapes import Inputs, Shape
+from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.backends.base import DactEpilogue, Fc1Epilogue, GemmEpilogue
 from te_grouped_mlp.op.backends.cutedsl import keys
 from te_grouped_mlp.op.backends.cutedsl.backend import CuteDslBackend
@@ -23,15 +24,7 @@ from te_grouped_mlp.op.formats import UNQUANTIZED, DType
 from te_grouped_mlp.op.layout import Kernel, Output
 from te_grouped_mlp.op.packages import Absent
 from te_grouped_mlp.op.plan import Plan
-from te_grouped_mlp.op.problem import (
-    Activation,
-    ActivationSpec,
-    Call,
-    LinearSpec,
-    Problem,
-    RecipeKind,
-    TensorKind,
-)
+from te_grouped_mlp.op.problem import Call, LinearSpec, Problem, RecipeKind, TensorKind
 from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.tensors.operands import Axis, GroupedOperand, Splits, WeightOperand
 

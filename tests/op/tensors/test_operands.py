@@ -9,11 +9,11 @@ import dataclasses
 import pytest
 import torch
 
+from te_grouped_mlp.op.activations import Activation
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED, DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
 from te_grouped_mlp.op.plan import Reason, Reject
-from te_grouped_mlp.op.problem import Activation
 from te_grouped_mlp.op.tensors import memory
 from te_grouped_mlp.op.tensors.operands import (
     Axis,

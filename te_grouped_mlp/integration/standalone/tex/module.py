@@ -65,16 +65,7 @@ FUNCTIONS: dict[ModuleType, tuple[str, ...]] = {
         "te_general_grouped_gemm_for_discrete_out",
         "te_general_grouped_gemm_for_grouped_tensor",
     ),
-    activations: (
-        "scaled_clamped_dswiglu",
-        "scaled_clamped_swiglu",
-        "scaled_dsituglu",
-        "scaled_dsrelu",
-        "scaled_dswiglu",
-        "scaled_situglu",
-        "scaled_srelu",
-        "scaled_swiglu",
-    ),
+    activations: tuple(activations.FUNCTIONS),
 }
 
 

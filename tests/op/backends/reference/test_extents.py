@@ -121,7 +121,7 @@ def test_thread_count_does_not_matter(fmt):
 
 
 def test_simd_level_does_not_matter():
-    case = Case(ACTIVATIONS["geglu"], (128, 256), 384)
+    case = Case(ACTIVATIONS["clamped_qgeglu"], (128, 256), 384)
     before, results = _C.simd_level(), []
     try:
         for level in _C.available_simd_levels():
