@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.standalone import column_sums
+from te_grouped_mlp.op import group_reductions
 from te_grouped_mlp.standalone.tex import mxfp8, rules, splits
 from te_grouped_mlp.standalone.tex.contract import Arguments, Refusal, Size, own, tex_function
 
@@ -178,10 +178,10 @@ def bgrad_group_quantize(
 
     Returns:
         What `group_quantize` returns, and (groups, columns) sums in `tensor.dtype`: added in fp32
-        in the order of `column_sums`, rounded once. Rows past the groups are not read.
+        in the order of `group_reductions`, rounded once. Rows past the groups are not read.
     """
     del last_dims
     grouped = _make_grouped(tensor, quantizer, num_tensors, first_dims, tensor_offsets)
     _fill(grouped, tensor, quantizer)
     counts = splits.split_sizes(num_tensors, tensor.shape[0], first_dims, tensor.device)
-    return grouped, column_sums.column_sums(tensor.detach(), counts).to(tensor.dtype)
+    return grouped, group_reductions.column_sums(tensor.detach(), counts).to(tensor.dtype)

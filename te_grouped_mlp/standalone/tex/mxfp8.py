@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp import _C
 from te_grouped_mlp.op import memory
-from te_grouped_mlp.op.capacity import span
+from te_grouped_mlp.op.capacity import source_code, span
+from te_grouped_mlp.op.extension import _C
 from te_grouped_mlp.standalone import on_gpu
-from te_grouped_mlp.standalone.tex.codes import COLUMN, ROW, fp8_code, source_code
+from te_grouped_mlp.standalone.tex.codes import COLUMN, ROW, fp8_code
 
 BLOCK = 32
 TILE = 128
