@@ -140,6 +140,7 @@ TE_IMPORTERS = (
     "standalone",
 )
 LEAVES = (
+    "extension",
     "layout",
     "packages",
     "environment",

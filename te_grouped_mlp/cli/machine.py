@@ -20,6 +20,7 @@ from typing import Any
 from te_grouped_mlp import host
 from te_grouped_mlp.cli import frontend_releases
 from te_grouped_mlp.cli.output import BadArgument
+from te_grouped_mlp.op import extension
 from te_grouped_mlp.op.environment import Environment, package_versions, read_switches
 from te_grouped_mlp.op.packages import Absent
 from te_grouped_mlp.standalone import loader
@@ -126,7 +127,7 @@ def examine(assumed: Mapping[str, str]) -> Environment:
     if "frontend" in assumed:
         release = versions["cudnn_frontend"]
         wrappers = release if isinstance(release, Absent) else frontend_releases.wrappers(release)
-    return Environment(sm, versions, wrappers, switches, standalone)
+    return Environment(sm, versions, wrappers, switches, standalone, extension=extension.status())
 
 
 def _probe(

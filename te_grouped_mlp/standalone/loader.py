@@ -184,8 +184,11 @@ def _start(common: ModuleType) -> None:
             upstream(framework)
             return
         if TEX not in sys.modules:
+            from te_grouped_mlp.op import extension
             from te_grouped_mlp.standalone.tex import module
 
+            if not cuda_device_visible():
+                extension.require("Transformer Engine cannot run standalone on a CPU")
             sys.modules[TEX] = module.build()
 
     common.load_framework_extension = load_framework_extension
