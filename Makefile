@@ -35,6 +35,9 @@ KERNELS_STAMP := $(VENV)/.kernels
 SETTINGS := $(VENV)/.settings
 BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt te_grouped_mlp.pth $(shell find csrc -type f)
 
+# The tests and the wheel have the C++ extension, or fail here.
+export TE_GROUPED_MLP_REQUIRE_EXTENSION := 1
+
 .PHONY: help venv repro test test-slow test-torch test-gpu lint bench wheel aarch64 clean FORCE
 .DEFAULT_GOAL := help
 

@@ -68,6 +68,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
         "op.tensors.device",
         "op.tensors.memory",
         "op.tensors.record",
+        "op.extension",
         "op.tensors.stacking",
         "op.activations",
         "op.layout",
@@ -80,6 +81,8 @@ STAGES: tuple[tuple[str, ...], ...] = (
         "op.kernels.block_scale",
         "op.kernels.block_scale_kernels",
         "op.kernels.block_scale_math",
+        "op.kernels.group_reductions",
+        "op.kernels.group_reductions_kernels",
     ),
     ("integration.standalone",),
     ("integration.overlay",),
@@ -117,16 +120,30 @@ STAGES: tuple[tuple[str, ...], ...] = (
 UPWARD_ALLOWED = {
     # The finder imports the rest when the first name of TE is looked up, not at start-up.
     ("_bootstrap", "integration.overlay"),
+    # The package's own names are looked up when they are asked for, not at start-up.
+    ("", "integration.overlay"),
+    ("", "op.decisions"),
     # Asked about a module, it needs TE; what a process decided is told without it.
     ("op.decisions", "op.fusion"),
-    # The package's own names are looked up lazily, by string; nothing is imported at start-up.
+}
+# Where a module is imported by a name that is put together at run time, and what names it can be.
+COMPUTED_IMPORTS = {
+    "integration/installed_te.py": "the modules of TE in its table",
+    "op/selection.py": "the backends, of its own literals",
+    "cli/output.py": "a package for people",
+    "cli/paths.py": "a backend's capability",
+    "__init__.py": "the package's own, of its literals",
+    "integration/overlay.py": "the package that holds TE's module",
+    "patches/__init__.py": "its own modules",
 }
 # Who may import TE; everything else must work where it is absent.
 TE_IMPORTERS = (
     "_fork",
     "measure.bench.te_layer",
     "cli",
+    "op.backends.cudnn.te_calls",
     "op.backends.upstream",
+    "op.te.carriers",
     "op.tensors.experts",
     "op.fusion",
     "op.tensors.quantize",
@@ -135,12 +152,14 @@ TE_IMPORTERS = (
     "op.te.adapter",
     "op.te.recipes",
     "op.tensors.weights",
+    "integration.overlay",
     "measure.selftest",
     "measure.step",
     "integration.standalone",
 )
 LEAVES = (
     "activations",
+    "extension",
     "layout",
     "packages",
     "environment",
@@ -215,7 +234,9 @@ def stage(name: str) -> int | None:
 def imports(path: str, text: str) -> Iterator[tuple[int, str]]:
     """Yield line and full name of everything a file imports, at any depth.
 
-    Not what only a type checker imports, which binds nothing at run time.
+    Also by string: what is handed to `import_module`, and every literal that is the dotted name of
+    a part of this package. Of an f-string, what stands before its first value. Not what only a type
+    checker imports, which binds nothing at run time.
     """
     tree = ast.parse(text)
     typed = {
@@ -237,6 +258,23 @@ def imports(path: str, text: str) -> Iterator[tuple[int, str]]:
                 root = ["te_grouped_mlp", *path.split("/")][: -node.level]
                 base = ".".join([*root, *filter(None, [base])])
             yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and _imports_by_string(node):
+            yield node.lineno, _literal_head(node.args[0])
+        elif isinstance(node, (ast.Constant, ast.JoinedStr)):
+            head = _literal_head(node)
+            if re.fullmatch(r"te_grouped_mlp(\.\w+)+\.?", head):
+                yield node.lineno, head.rstrip(".")
+
+
+def _imports_by_string(node: ast.Call) -> bool:
+    called = ast.unparse(node.func).rpartition(".")[2]
+    return called in ("import_module", "__import__") and bool(node.args)
+
+
+def _literal_head(node: ast.expr) -> str:
+    """Return the text of a literal, or of an f-string up to its first value; else nothing."""
+    first = node.values[0] if isinstance(node, ast.JoinedStr) and node.values else node
+    return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
 
 
 def import_hits(path: str, text: str, known: set[str]) -> Iterator[str]:
@@ -247,6 +285,8 @@ def import_hits(path: str, text: str, known: set[str]) -> Iterator[str]:
         yield f"{path}: has no place in the import order; add it to STAGES"
         return
     for line, target in imports(path, text):
+        if not target and path not in COMPUTED_IMPORTS:
+            yield f"{path}:{line}: imports a module whose name cannot be read"
         of_te = target.split(".")[0] in ("transformer_engine", "transformer_engine_torch")
         if of_te and not name.startswith(TE_IMPORTERS):
             yield f"{path}:{line}: imports {target}"

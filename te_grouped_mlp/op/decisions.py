@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from te_grouped_mlp.integration import overlay
+from te_grouped_mlp.op import extension
 from te_grouped_mlp.op.backends import CLASSES
 from te_grouped_mlp.op.environment import is_first_rank
+from te_grouped_mlp.op.packages import Absent
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import Problem
 from te_grouped_mlp.op.step import split_guard
@@ -22,6 +24,7 @@ logger = logging.getLogger("te_grouped_mlp")
 UNFUSED = "unfused"
 _UPSTREAM = "upstream"
 _NAN = "results are NaN"
+_SLOWER = "slower on the host"
 _KEPT = 256
 _NOT_OURS_KEPT = 16
 
@@ -69,6 +72,8 @@ _steps: Counter[str] = Counter()
 
 def count_step(backend: str) -> None:
     """Note that a forward pass of the fused op is about to run on a backend."""
+    if not _steps:
+        _say_what_is_slower()
     _steps[backend] += 1
 
 
@@ -115,22 +120,23 @@ def explain(module: Any = None, *, recipe: Any = None) -> Decisions:
     Returns:
         With a module: one decision per grouped MLP in it, for the switches as they are now; nothing
         is fused. Without: the decisions of fusers that ran, oldest first, equal ones once, at most
-        the latest 256. Where Transformer Engine runs without our module, the first says why; the
-        last says of split sizes on a device that did not fit, for which it waits for the device.
+        the latest 256. Where Transformer Engine runs without our module, the first says why, and
+        where this package has no C++ extension, one says what is slower; the last says of split
+        sizes on a device that did not fit, for which it waits for the device.
         ``str()`` of it is a line for each.
     """
     if module is not None:
         from te_grouped_mlp.op import fusion
 
         return Decisions(fusion.decide_in(module, recipe))
-    general = _without_our_module()
+    general = [each for each in (_without_our_module(), _without_extension()) if each is not None]
     with _lock:
         kept = tuple(_decisions)
     faults = [
         Decision(None, _NAN, (("split_sizes", Reject(Reason.SPLITS, text)),))
         for text in split_guard.reported()
     ]
-    return Decisions((*(() if general is None else (general,)), *kept, *faults))
+    return Decisions((*general, *kept, *faults))
 
 
 def _without_our_module() -> Decision | None:
@@ -139,6 +145,20 @@ def _without_our_module() -> Decision | None:
         return None
     cause = Reason.FORK_OFF if overlay.refusal() is None else Reason.HOST_VERSION
     return Decision(None, _UPSTREAM, (("fork", Reject(cause, state.reason)),))
+
+
+def _without_extension() -> Decision | None:
+    state = extension.status()
+    if not isinstance(state, Absent):
+        return None
+    detail = f"{state.cause}; {extension.SLOWER}"
+    return Decision(None, _SLOWER, (("extension", Reject(Reason.EXTENSION, detail)),))
+
+
+def _say_what_is_slower() -> None:
+    decision = _without_extension()
+    if decision is not None and is_first_rank():
+        logger.warning("grouped MLP: %s", decision)
 
 
 def record(decision: Decision) -> None:

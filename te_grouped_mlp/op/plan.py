@@ -27,6 +27,7 @@ class Reason(Enum):
     DEVICE = "the tensors are on a device that the backend does not run on"
     ARCHITECTURE = "the GPU's compute capability is not one that the backend runs on"
     PACKAGE = "a package that the backend needs is absent, broken or too old"
+    EXTENSION = "this package's C++ extension, which CPU tensors need, is absent"
     WRAPPER = "the installed kernel wrapper lacks an argument that the call needs"
     NOT_NAMED = "the backend runs only when it is named"
     NOT_DETERMINISTIC = "a deterministic result is asked for and one launch cannot give it"

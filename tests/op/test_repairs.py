@@ -326,18 +326,25 @@ def add_in_any_order(patch: Patch) -> None:
     """Add rows as float atomics do: in an order that changes from run to run."""
     seeds = itertools.count()
 
-    def column_sums(dy: torch.Tensor, scale: torch.Tensor | None, splits: Any) -> torch.Tensor:
-        values = dy.float() if scale is None else dy.float() * scale.float()[:, None]
+    def column_sums(
+        values: torch.Tensor,
+        sizes: Any = None,
+        *,
+        weights: Any = None,
+        group_end_offsets: Any = None,
+    ) -> torch.Tensor:
+        values = values.float() if weights is None else values.float() * weights.float()[:, None]
+        counts = [values.shape[0]] if sizes is None else sizes.tolist()
         sums = []
-        for start, size in zip(splits.offsets.tolist(), splits.sizes.tolist(), strict=False):
-            order = torch.randperm(size, generator=torch.Generator().manual_seed(next(seeds)))
-            total = torch.zeros(dy.shape[1])
-            for row in values[start : start + size][order]:
+        for group in values[: sum(counts)].split(counts):
+            order = torch.randperm(len(group), generator=torch.Generator().manual_seed(next(seeds)))
+            total = torch.zeros(values.shape[1])
+            for row in group[order]:
                 total = total + row
             sums.append(total)
         return torch.stack(sums)
 
-    patch.setattr(bias_gradient, "column_sums", column_sums)
+    patch.setattr(bias_gradient.group_reductions, "column_sums", column_sums)
 
 
 @repair("bias gradients in a fixed order", add_in_any_order)

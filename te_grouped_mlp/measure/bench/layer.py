@@ -183,11 +183,11 @@ def part(given: Inputs, key: KernelKey, buffers: dict[str, torch.Tensor]) -> Cal
     if key.op is Op.FC1_DGRAD:
         return lambda: run(pre, given.w1, out, None, offsets)
     if key.op is Op.DACT_DGRAD:
-        grad, slots = buffer("grad", rows, wide), None
+        grad, partials = buffer("grad", rows, wide), None
         if key.dprob:
             count = -(-shape.ffn // key.tile.n)
-            slots = torch.empty(count, rows, device="cuda").t()
-        return lambda: run(given.dy, given.w2, grad, pre, offsets, prob=prob, slots=slots)
+            partials = torch.empty(count, rows, device="cuda").t()
+        return lambda: run(given.dy, given.w2, grad, pre, offsets, prob=prob, row_partials=partials)
     left, right = (given.dy, act) if key.op is Op.FC2_WGRAD else (pre, given.x)
     name = key.op.value
     dtype = torch.float32 if key.out is DType.FLOAT32 else torch.bfloat16
@@ -207,14 +207,14 @@ def part_bytes(shape: Shape, key: KernelKey) -> float:
     weight1, weight2 = shape.experts * wide * hidden, shape.experts * ffn * hidden
     size = 4 if key.out is DType.FLOAT32 else 2
     grad = (2 if key.accumulate else 1) * size
-    slots = 0
+    partials = 0
     if key.dprob and key.tile is not None:
-        slots = 4 * rows * -(-ffn // key.tile.n)
+        partials = 4 * rows * -(-ffn // key.tile.n)
     return float(
         {
             Op.FC1_ACT: 2 * (rows * (hidden + wide + ffn) + weight1),
             Op.FC2_FORWARD: 2 * (rows * (ffn + hidden) + weight2),
-            Op.DACT_DGRAD: 2 * (rows * (hidden + 2 * wide) + weight2) + slots,
+            Op.DACT_DGRAD: 2 * (rows * (hidden + 2 * wide) + weight2) + partials,
             Op.FC1_DGRAD: 2 * (rows * (wide + hidden) + weight1),
             Op.FC1_WGRAD: 2 * rows * (wide + hidden) + grad * weight1,
             Op.FC2_WGRAD: 2 * rows * (ffn + hidden) + grad * weight2,

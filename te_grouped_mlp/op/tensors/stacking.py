@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from te_grouped_mlp import _C
+from te_grouped_mlp.op.extension import _C
 from te_grouped_mlp.op.tensors import capacity
 
 
@@ -35,7 +35,7 @@ def _usable(table: Any) -> Any:
 
     There are none before PyTorch 2.10, and later ones may be of a version that is not known here.
     """
-    known = table is not None and _look(table, [torch.empty(1, device="cpu")]) is not None
+    known = _C and table is not None and _look(table, [torch.empty(1, device="cpu")]) is not None
     return table if known else None
 
 

@@ -32,9 +32,15 @@ from te_grouped_mlp.op.backends.base import (
 from te_grouped_mlp.op.backends.cutedsl import arguments, capability, keys
 from te_grouped_mlp.op.backends.cutedsl.compile import target_arch
 from te_grouped_mlp.op.backends.cutedsl.config import Op
-from te_grouped_mlp.op.backends.cutedsl.launch import finish_rows, launcher_of, prepare, zero_tail
+from te_grouped_mlp.op.backends.cutedsl.launch import (
+    launcher_of,
+    prepare,
+    reduce_row_partials,
+    zero_tail,
+)
 from te_grouped_mlp.op.environment import Environment
 from te_grouped_mlp.op.formats import DType
+from te_grouped_mlp.op.kernels import group_reductions
 from te_grouped_mlp.op.layout import Kernel, Output
 from te_grouped_mlp.op.plan import Plan, Reject
 from te_grouped_mlp.op.problem import Call, Problem
@@ -170,7 +176,7 @@ class CuteDslBackend:
         prob = arguments.per_row(epilogue.prob)
 
         grad = memory.empty((rows, n * spec.expansion), torch.bfloat16, a.device)
-        made = slots = None
+        made = partials = None
         if epilogue.want_activated:
             made = memory.empty((rows, n), torch.bfloat16, a.device)
         launch = launcher_of(
@@ -178,13 +184,14 @@ class CuteDslBackend:
             _dtype(prob), epilogue.want_dprob, made is not None, b.descending,
         )  # fmt: skip
         if epilogue.want_dprob:
-            slots = memory.empty((-(-n // launch.tile.n), rows), torch.float32, a.device).t()
+            partials = memory.empty((-(-n // launch.tile.n), rows), torch.float32, a.device).t()
         if rows:
             launch(
                 a, b.values, grad, arguments.addressable(pre_activation),
-                arguments.int32_offsets(dy.splits), prob=prob, slots=slots, activated=made,
+                arguments.int32_offsets(dy.splits),
+                prob=prob, row_partials=partials, activated=made,
             )  # fmt: skip
-        return _finished(plan, dy.splits, grad, slots, made, epilogue)
+        return _finished(plan, dy.splits, grad, partials, made, epilogue)
 
     def wgrad(
         self, plan: Plan, kernel: Kernel, x: GroupedOperand, dy: GroupedOperand, target: WgradTarget
@@ -214,21 +221,19 @@ def _finished(
     plan: Plan,
     splits: Splits,
     grad: torch.Tensor,
-    slots: torch.Tensor | None,
+    partials: torch.Tensor | None,
     made: torch.Tensor | None,
     epilogue: DactEpilogue,
 ) -> DactResult:
-    """Join the partial sums of `dact_dgrad`, and make its operands."""
+    """Reduce the row partials of `dact_dgrad`, and make its operands."""
     problem = plan.problem
     spec = problem.activation
     dprob = bias_grad = None
-    if slots is not None:
+    if partials is not None:
         rows = plan.layout.buffer_rows
-        dprob = finish_rows(slots, splits.ends) if rows else slots.new_zeros(0)
+        dprob = reduce_row_partials(partials, splits.ends) if rows else partials.new_zeros(0)
     if epilogue.want_bias_grad:
-        from te_grouped_mlp.op.backends.cutedsl import reductions
-
-        bias_grad = reductions.column_sums(grad, None, splits.ends)
+        bias_grad = group_reductions.column_sums(grad, splits.sizes, group_end_offsets=splits.ends)
         if spec.is_gated:
             bias_grad = arguments.out_of_pairs(bias_grad, spec.interleave)
     activated = None

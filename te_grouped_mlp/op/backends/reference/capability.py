@@ -78,6 +78,8 @@ def _is_2_19(env: Environment) -> bool:
 
 
 def _device_refusals(problem: Problem, env: Environment) -> Iterator[Reject]:
+    if isinstance(env.extension, Absent):
+        yield Reject(Reason.EXTENSION, env.extension.cause)
     named = env.switches.backend == NAME
     if problem.device == "cuda" and not named:
         yield Reject(Reason.NOT_NAMED, f"device is cuda; {NAME} takes cpu tensors unless named")

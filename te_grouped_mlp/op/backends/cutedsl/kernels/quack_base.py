@@ -50,7 +50,7 @@ from te_grouped_mlp.op.backends.cutedsl.config import Tile
 
 __all__ = [
     "Epilogue",
-    "RowSlots",
+    "RowPartials",
     "RowValue",
     "RowVecLoad",
     "Scalar",
@@ -134,11 +134,11 @@ class RowValue(ColVecLoad):
         return state[None, None, None, epi_coord[0], epi_coord[1]]
 
 
-class RowSlots(ColVecReduce):
-    """Row sums: one fp32 slot per (row, N tile), one writer, plain stores.
+class RowPartials(ColVecReduce):
+    """Row sums: one fp32 partial per (row, N tile), one writer, plain stores.
 
-    The buffer is (rows, n_slots) with strides (1, rows), so that a warp's stores lie together. A
-    slot is stored after the tile's last TMA store was issued: no proxy fence waits for it. Rows
+    The buffer is (rows, n_partials) with strides (1, rows), so that a warp's stores lie together. A
+    partial is stored after the tile's last TMA store was issued: no proxy fence waits for it. Rows
     past the expert's end are not written.
     """
 
@@ -180,7 +180,7 @@ class RowSlots(ColVecReduce):
             reference_src=reference_src,
         )(cute.make_identity_tensor(gemm.cta_tile_shape_mnk[:2]))  # fmt: skip
         lane = cute.arch.lane_idx() % lanes
-        slot = tile_coord_mnkl[1]
+        tile = tile_coord_mnkl[1]
         for m in cutlass.range_constexpr(cute.size(sums, mode=[3])):
             part = sums[None, None, None, m, 0]
             rows = _by_row(coordinates[None, None, None, m, 0], part)
@@ -192,12 +192,12 @@ class RowSlots(ColVecReduce):
                 swap_shuffle_reduce(
                     (by_row,), lambda a, b: (a[0] + b[0],), num_lanes=lanes, slice_elems=each
                 )
-            # A cluster may hold a tile past the last column, which has no slot.
-            if slot < param.shape[1] and lane < slices:
+            # A cluster may hold a tile past the last column, which has no partial.
+            if tile < param.shape[1] and lane < slices:
                 for j in cutlass.range_constexpr(each):
                     row = rows[lane * each + j][0]
                     if row < live:
-                        param[first + row, slot] = by_row[j]
+                        param[first + row, tile] = by_row[j]
 
 
 class Epilogue(ComposableEpiMixin):
@@ -326,9 +326,8 @@ def compile_kernel(
     ops = {op.name: op for op in epilogue._epi_ops}
     arguments = {}
     for name, key in values.items():
-        if isinstance(ops[name], RowSlots):
-            slots = make_fake_tensor(Float32, (m, cute.sym_int()), leading_dim=0)
-            arguments[name] = slots
+        if isinstance(ops[name], RowPartials):
+            arguments[name] = make_fake_tensor(Float32, (m, cute.sym_int()), leading_dim=0)
         elif isinstance(ops[name], RowValue):
             arguments[name] = make_fake_tensor(key, (m,), leading_dim=0)
         else:
