@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from te_grouped_mlp.op import checks, memory, spacing
+from te_grouped_mlp.op import checks, memory, stacking
 from te_grouped_mlp.op.problem import LinearSpec
 from te_grouped_mlp.op.record import record
 
@@ -38,7 +38,7 @@ class WgradTarget:
         """Return the same memory in few tensors: one where the experts lie without gaps."""
         if isinstance(self.out, torch.Tensor):
             return (self.out,)
-        stacked = spacing.in_a_row(self.out)
+        stacked = stacking.as_stacked_view(self.out)
         return (stacked.values,) if stacked is not None else self.out
 
 
@@ -102,7 +102,7 @@ def main_grad_target(
         names = (f"{label} weight{index}" for index in range(len(parameters)))
         grads = list(map(main_grad_of, parameters, names))
     check = functools.partial(checks.gradient, shape=shape, device=parameters[0].device)
-    spacing.require(f"{label} weight{{}}.main_grad", grads, check, cut=writes)
+    stacking.require(f"{label} weight{{}}.main_grad", grads, check, cut=writes)
     return WgradTarget(tuple(grads), accumulate)
 
 

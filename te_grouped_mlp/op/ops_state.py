@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op import quantizers, spacing
+from te_grouped_mlp.op import quantizers, stacking
 from te_grouped_mlp.op.operands import WeightOperand, torch_dtype
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import LinearSpec
 from te_grouped_mlp.op.saved import OpsState, Owners, SavedState, Versions
+from te_grouped_mlp.op.stacking import Stacked
 
 _UNREAD = OpsState(None, (None, None), (None, None))
 
@@ -89,7 +90,7 @@ def require_unwritten(state: SavedState, owners: Owners) -> None:
                 f"inplace operation: {label} weight{index} is at version {now[index]}; expected "
                 f"{before[index]}"
             )
-        if not kept.format.is_block_scaled and not isinstance(kept.data, torch.Tensor):
+        if not kept.format.is_block_scaled and not isinstance(kept.data, Stacked):
             _require_same_kind(label, kept, state.plan)
 
 
@@ -101,7 +102,7 @@ def _written(weights: Sequence[torch.Tensor]) -> tuple[int, ...]:
 
 def _require_same_kind(label: str, kept: WeightOperand, plan: Plan) -> None:
     dtype = torch_dtype(plan.call.dtype)
-    alike = spacing.distance(kept.data) is not None
+    alike = stacking.uniform_stride(kept.data) is not None
     for index, weight in enumerate(kept.data[:1] if alike else kept.data):
         if weight.dtype != dtype or weight.shape != kept.shape:
             raise RuntimeError(

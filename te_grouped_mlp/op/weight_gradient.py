@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op import capacity, gradients, spacing, weights
+from te_grouped_mlp.op import capacity, gradients, stacking, weights
 from te_grouped_mlp.op.backends.checked import CheckedBackend
 from te_grouped_mlp.op.device import current_of
 from te_grouped_mlp.op.gradients import WgradTarget
@@ -160,7 +160,7 @@ def _require_memory(x: GroupedOperand, dy: GroupedOperand, target: WgradTarget) 
         if operand.plain is not None:
             capacity.require_memory(f"{name} of a delayed weight gradient", operand.plain)
     name = "target{} of a delayed weight gradient"
-    spacing.require(name, target.members(), capacity.require_memory)
+    stacking.require(name, target.members(), capacity.require_memory)
 
 
 def _as_parameters(spec: LinearSpec, target: WgradTarget) -> Sequence[torch.Tensor]:

@@ -16,7 +16,7 @@ import torch
 from te_grouped_mlp import standalone
 from te_grouped_mlp.bench import gpu, mxfp8, peers, race, te_layer, timing
 from te_grouped_mlp.bench.shapes import SHAPES, Shape, inputs, uneven_splits
-from te_grouped_mlp.op import exact_weights
+from te_grouped_mlp.op import dequantized_weights
 from tests.support.values_backend import in_use
 
 SMALL = Shape(3, 128, 128, 640)
@@ -203,9 +203,9 @@ def test_kept_weights_are_rounded_once(monkeypatch: pytest.MonkeyPatch) -> None:
         for name, mode in mxfp8.MODES.items()
     }
     monkeypatch.setattr(mxfp8, "MODES", modes)
-    original, made = exact_weights.of_plain, []
+    original, made = dequantized_weights.of_plain, []
     monkeypatch.setattr(
-        exact_weights, "of_plain", lambda *args, **kw: made.append(1) or original(*args, **kw)
+        dequantized_weights, "of_plain", lambda *args, **kw: made.append(1) or original(*args, **kw)
     )
     with in_use(monkeypatch):
         assert mxfp8.check(SMALL, device="cpu", replays=2)["green"] is True

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from te_grouped_mlp.op import spacing
+from te_grouped_mlp.op import stacking
 from tests.op.test_bad_input import Given, is_fused, work
 from tests.support.prequantized import prequantize
 from tests.support.step import StepCase
@@ -265,7 +265,7 @@ def named(monkeypatch: pytest.MonkeyPatch) -> None:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at experts by PyTorch's table, and as without one."""
     if request.param == "each":
-        monkeypatch.setattr(spacing, "_TABLE", None)
+        monkeypatch.setattr(stacking, "_TABLE", None)
 
 
 @pytest.mark.usefixtures("way")

@@ -22,7 +22,7 @@ from te_grouped_mlp.op import environment, selection
 from te_grouped_mlp.op.backends.reference import arguments
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.environment import Environment
-from te_grouped_mlp.op.operands import Axis, ExactCopy, GroupedOperand, WeightOperand
+from te_grouped_mlp.op.operands import Axis, DequantizedCopy, GroupedOperand, WeightOperand
 from te_grouped_mlp.op.plan import Plan, Reject
 from te_grouped_mlp.op.problem import Call, Problem
 
@@ -66,7 +66,7 @@ def in_use(monkeypatch: pytest.MonkeyPatch, **switches: Any) -> Iterator[Calls]:
 def _read(original: Any) -> Any:
     def read(operand: GroupedOperand, axis: Axis, segment: Any, name: str) -> torch.Tensor:
         copy = operand.row if axis is Axis.ROW else operand.column
-        if isinstance(copy, ExactCopy):
+        if isinstance(copy, DequantizedCopy):
             return copy.values[segment.span].double()
         return original(operand, axis, segment, name)
 

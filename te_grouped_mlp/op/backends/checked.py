@@ -23,7 +23,7 @@ from te_grouped_mlp.op.gradients import WgradTarget
 from te_grouped_mlp.op.layout import Kernel, LayoutMismatchError
 from te_grouped_mlp.op.operands import (
     Axis,
-    ExactCopy,
+    DequantizedCopy,
     GroupedOperand,
     QuantizedCopy,
     WeightOperand,
@@ -120,7 +120,7 @@ def _scales(row: bool, rows: int, cols: int) -> int:
 
 
 def _require_elements(
-    name: str, copy: QuantizedCopy | ExactCopy | torch.Tensor, shape: tuple[int, int]
+    name: str, copy: QuantizedCopy | DequantizedCopy | torch.Tensor, shape: tuple[int, int]
 ) -> None:
     """Check that a copy has the shape of its operand, and a scale for each of its blocks."""
     if isinstance(copy, QuantizedCopy):
@@ -131,7 +131,7 @@ def _require_elements(
             )
         data = copy.data
     else:
-        data = copy.values if isinstance(copy, ExactCopy) else copy
+        data = copy.values if isinstance(copy, DequantizedCopy) else copy
     if data.shape != shape:
         raise LayoutMismatchError(
             f"{name} has elements of shape {tuple(data.shape)}; allowed: {shape}"

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from te_grouped_mlp.host import te_version
-from te_grouped_mlp.op import capacity, spacing
+from te_grouped_mlp.op import capacity, stacking
 
 Size: TypeAlias = int
 """C++'s size_t: not negative."""
@@ -230,4 +230,4 @@ def _check_tensors(function: str, given: Arguments, allowed: tuple[str, ...]) ->
                     f"{where} tensors only"
                 )
         if parts and not isinstance(value, torch.device):
-            spacing.require(f"{function}: {name}[{{}}]", parts, capacity.require_memory, cut=True)
+            stacking.require(f"{function}: {name}[{{}}]", parts, capacity.require_memory, cut=True)

@@ -25,7 +25,7 @@ import torch
 from te_grouped_mlp.op import environment, selection
 from te_grouped_mlp.op.backends.checked import CheckedBackend
 from te_grouped_mlp.op.layout import Kernel, RowExtent
-from te_grouped_mlp.op.operands import Axis, ExactCopy, GroupedOperand, WeightOperand
+from te_grouped_mlp.op.operands import Axis, DequantizedCopy, GroupedOperand, WeightOperand
 from te_grouped_mlp.op.plan import Plan
 from tests.standalone import naive
 from tests.support import step
@@ -136,7 +136,7 @@ def _of_tokens(operand: GroupedOperand, axis: Axis) -> Copy:
     live, cols = sum(sizes), operand.shape[1]
     copy = operand.row if axis is Axis.ROW else operand.column
     assert copy is not None
-    if isinstance(copy, ExactCopy):
+    if isinstance(copy, DequantizedCopy):
         return Copy(copy.values[:live].double().cpu())
     codes = copy.data[:live].cpu().clone()
     flat = copy.scale.view(-1).cpu()

@@ -81,7 +81,7 @@ class CudnnBackend:
 
         call = Launch(plan, capability.act_wrappers(spec.kind)[0], device)
         a = views.tokens("x", tokens, x.shape, call.ends(x.splits))
-        b = views.experts(w)
+        b = views.weights(w)
         bias = _bias(epilogue.bias)
         prob = outputs.probability(epilogue.prob)
         if spec.is_gated:
@@ -125,7 +125,7 @@ class CudnnBackend:
             call = Launch(plan, "quant", out.device)
             scale = None if epilogue.bias is None else outputs.probability(epilogue.bias_scale)
             tokens = views.tokens("a", _row(a, "a"), a.shape, call.ends(a.splits))
-            b = views.experts(w)
+            b = views.weights(w)
             keywords = arguments.quant(
                 call.shared,
                 tokens,
@@ -170,7 +170,7 @@ class CudnnBackend:
             dprob = torch.zeros(rows, dtype=torch.float32, device=device)
         if not spec.is_gated and prob is None:
             prob = call.ones(rows)
-        b = views.experts(w)
+        b = views.weights(w)
         build = arguments.dglu if spec.is_gated else arguments.dsrelu
         keywords = build(
             call.shared,
