@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,8 +27,6 @@ from te_grouped_mlp.op.te_adapter import discrete
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 """What is rounded to the compute dtype on the way to an operand, expert by expert if need be."""
 
-_PARTS = ("_rowwise_data", "_rowwise_scale_inv", "_columnwise_data", "_columnwise_scale_inv")
-_parts_of = operator.attrgetter(*_PARTS)
 _GROUPED_COPIES = (
     ("rowwise_data", "scale_inv", row_scale_shape),
     ("columnwise_data", "columnwise_scale_inv", column_scale_shape),
@@ -107,17 +104,25 @@ def read(
 
 
 def of_storages(storages: Sequence[Any], shape: tuple[int, int]) -> WeightCopies | None:
-    """Take the copies out of TE's MXFP8 tensors, unchecked; None if one is no such tensor."""
+    """Take the copies out of TE's MXFP8 tensors, unchecked; None if one is no such tensor.
+
+    A copy is taken to be there if the first expert has it.
+    """
     try:
-        parts = tuple(zip(*map(_parts_of, storages), strict=True))
+        swizzled = bool(storages[0]._with_gemm_swizzled_scales)
+        row = column = None
+        # Four plain loops: half the time of an attribute getter, over hundreds of tensors.
+        if storages[0]._rowwise_data is not None:
+            data = tuple([each._rowwise_data for each in storages])
+            scale = tuple([each._rowwise_scale_inv for each in storages])
+            row = WeightOperand(MXFP8, shape, Axis.ROW, data, scale, swizzled)
+        if storages[0]._columnwise_data is not None:
+            data = tuple([each._columnwise_data for each in storages])
+            scale = tuple([each._columnwise_scale_inv for each in storages])
+            column = WeightOperand(MXFP8, shape, Axis.COLUMN, data, scale, swizzled)
     except AttributeError:
         return None
-    swizzled = bool(storages[0]._with_gemm_swizzled_scales)
-    copies: list[WeightOperand | None] = []
-    for axis, data, scale in ((Axis.ROW, *parts[:2]), (Axis.COLUMN, *parts[2:])):
-        whole = type(None) not in map(type, data) and type(None) not in map(type, scale)
-        copies.append(WeightOperand(MXFP8, shape, axis, data, scale, swizzled) if whole else None)
-    return WeightCopies(*copies)
+    return WeightCopies(row, column)
 
 
 def require_operand(
@@ -206,12 +211,24 @@ def _read_quantized(
     copies = of_storages(weights, shape)
     if copies is None:
         return None
-    for index, w in enumerate((copies.row, copies.column)):
-        # A copy that is not there is missed by whoever needs it.
-        if w is not None:
-            data, scale = (f"{name}.{part}" for part in _PARTS[2 * index : 2 * index + 2])
-            require_operand(data, scale, w, len(weights), capacity.BYTES, device)
-    return copies
+    row = _complete(f"{name}._rowwise", copies.row, device)
+    column = _complete(f"{name}._columnwise", copies.column, device)
+    return WeightCopies(row, column)
+
+
+def _complete(name: str, w: WeightOperand | None, device: torch.device) -> WeightOperand | None:
+    """Check a copy; None if an expert lacks it, which is missed by whoever needs it."""
+    if w is None:
+        return None
+    try:
+        names = f"{name}_data", f"{name}_scale_inv"
+        require_operand(*names, w, w.num_groups, capacity.BYTES, device)
+    except AttributeError:
+        # What is None has no shape. Looking for it among hundreds is for this case only.
+        if type(None) not in map(type, (*w.data, *w.scale)):
+            raise
+        return None
+    return w
 
 
 def _read_grouped(

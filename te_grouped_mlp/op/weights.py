@@ -113,7 +113,8 @@ def _copies(
             return _rounded(weights, source, quantizer, spec, plan, row=row, column=column)
         held = _quantized(weights, source, quantizer, spec, row=row, column=column)
     else:
-        held = held or _quantized_each(weights, quantizer, spec, row=row, column=column)
+        if held is None:
+            held = _quantized_each(weights, quantizer, spec, row=row, column=column, mixed=True)
         _require_copies(held, row=row, column=column)
         if plan.reads_values:
             of_quantized = dequantized_weights.of_quantized
@@ -188,13 +189,14 @@ def _quantized(
 
 
 def _quantized_each(
-    weights: Sequence[Any], quantizer: Any, spec: LinearSpec, *, row: bool, column: bool
-) -> WeightCopies:
-    """Quantize the weights that are plain, expert by expert."""
+    weights: Sequence[Any], quantizer: Any, spec: LinearSpec,
+    *, row: bool, column: bool, mixed: bool = False,
+) -> WeightCopies:  # fmt: skip
+    """Quantize weights expert by expert; if they are mixed, those that are plain."""
     # One for all experts.
     own = quantizers.own(quantizer, row=row, column=column, swizzled=False)
     storages = [
-        weight if _is_quantized(weight) else tex.quantize(tensor=weight, quantizer=own)
+        weight if mixed and _is_quantized(weight) else tex.quantize(tensor=weight, quantizer=own)
         for weight in weights
     ]
     copies = experts.of_storages(storages, (spec.out_features, spec.in_features))
