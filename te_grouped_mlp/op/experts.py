@@ -246,7 +246,8 @@ def _read_grouped(
 
 def storages_in(weight: Any) -> Sequence[Any]:
     """Return the experts' quantized tensors of one grouped weight; they share its memory."""
-    return weight.quantized_tensors or weight.copy().split_into_quantized_tensors()
+    storages: Sequence[Any] | None = weight.quantized_tensors
+    return storages or list(weight.copy().split_into_quantized_tensors())
 
 
 def plain(shape: tuple[int, int], row: Experts, column: Experts) -> WeightCopies:

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from te_grouped_mlp.op import quantizers, stacking
-from te_grouped_mlp.op.operands import WeightOperand, torch_dtype
+from te_grouped_mlp.op.operands import torch_dtype
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import LinearSpec
 from te_grouped_mlp.op.saved import OpsState, Owners, SavedState, Versions
-from te_grouped_mlp.op.stacking import Stacked
+from te_grouped_mlp.op.stacking import Scattered, Stacked
 
 _UNREAD = OpsState(None, (None, None), (None, None))
 
@@ -82,8 +82,7 @@ def require_unwritten(state: SavedState, owners: Owners) -> None:
     ):
         if kept is None:
             continue
-        now = before and _written(weights)
-        if before and now != before:
+        if before and (now := _written(weights)) != before:
             index = next(i for i, count in enumerate(before) if now[i] != count)
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
@@ -91,7 +90,7 @@ def require_unwritten(state: SavedState, owners: Owners) -> None:
                 f"{before[index]}"
             )
         if not kept.format.is_block_scaled and not isinstance(kept.data, Stacked):
-            _require_same_kind(label, kept, state.plan)
+            _require_same_kind(label, kept.data, kept.shape, state.plan)
 
 
 def _written(weights: Sequence[torch.Tensor]) -> tuple[int, ...]:
@@ -100,12 +99,12 @@ def _written(weights: Sequence[torch.Tensor]) -> tuple[int, ...]:
         return tuple([weight._version for weight in weights])
 
 
-def _require_same_kind(label: str, kept: WeightOperand, plan: Plan) -> None:
+def _require_same_kind(label: str, weights: Scattered, shape: tuple[int, int], plan: Plan) -> None:
     dtype = torch_dtype(plan.call.dtype)
-    alike = stacking.uniform_stride(kept.data) is not None
-    for index, weight in enumerate(kept.data[:1] if alike else kept.data):
-        if weight.dtype != dtype or weight.shape != kept.shape:
+    alike = stacking.uniform_stride(weights) is not None
+    for index, weight in enumerate(weights[:1] if alike else weights):
+        if weight.dtype != dtype or weight.shape != shape:
             raise RuntimeError(
                 f"{label} weight{index} is {weight.dtype} of shape {tuple(weight.shape)} now; "
-                f"expected {dtype} of shape {kept.shape}, as in the forward of this backward"
+                f"expected {dtype} of shape {shape}, as in the forward of this backward"
             )
