@@ -395,7 +395,7 @@ bool is_freed(py::handle tensor) {
 }
 
 py::object bind_uniform_stride(py::handle table, py::handle tensors, py::handle tensor_type,
-                        py::handle parameter_type) {
+                               py::handle parameter_type) {
   const auto* api =
       static_cast<const ExchangeTable*>(PyCapsule_GetPointer(table.ptr(), "dlpack_exchange_api"));
   const bool is_list = PyList_Check(tensors.ptr());
@@ -444,8 +444,8 @@ PYBIND11_MODULE(_C, module) {
   module.def("row_dots", &bind_row_dots, kRowDotsDoc, py::arg("src"), py::arg("src_dtype"),
              py::arg("rows"), py::arg("cols"), py::arg("row_stride"), py::arg("table_f32"),
              py::arg("splits"), py::arg("num_groups"), py::arg("out_f32"), py::arg("threads"));
-  module.def("uniform_stride", &bind_uniform_stride, kUniformStrideDoc, py::arg("table"), py::arg("tensors"),
-             py::arg("tensor_type"), py::arg("parameter_type"));
+  module.def("uniform_stride", &bind_uniform_stride, kUniformStrideDoc, py::arg("table"),
+             py::arg("tensors"), py::arg("tensor_type"), py::arg("parameter_type"));
   module.def(
       "threads_for", [](std::int64_t bytes) { return decide_threads(check_threads(0), bytes); },
       py::arg("bytes"), "The number of threads that threads=0 means here for that much work.");

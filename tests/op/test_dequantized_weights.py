@@ -5,16 +5,13 @@
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from typing import Any
 
 import pytest
 import torch
 
 from te_grouped_mlp.op import dequantized_weights, environment
-from te_grouped_mlp.op.operands import DequantizedCopy
 from tests.support import step
-from tests.support.prequantized import run_prequantized
 from tests.support.step import StepCase
 from tests.support.values_backend import in_use
 
@@ -67,24 +64,15 @@ def test_equal_in_every_kind_of_step(
         step.assert_same(step.run_step(case), expected)
 
 
-@pytest.mark.parametrize("ready", [False, True], ids=["compact", "ready"])
-def test_equal_with_prequantized_tokens(ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = run_prequantized(SEVERAL, x=ready, dy=ready)
-    with in_use(monkeypatch) as calls:
-        step.assert_same(run_prequantized(SEVERAL, x=ready, dy=ready), expected)
-    # The tokens came as bytes: only the weights were quantized here.
-    assert calls.count("quantize") == 2
-
-
-@pytest.mark.parametrize("reuse", [False, True], ids=["new", "kept"])
-@pytest.mark.parametrize("descending", [False, True], ids=["apart", "descending"])
+@pytest.mark.parametrize("reuse", [False, True], ids=["new", "reused"])
+@pytest.mark.parametrize("reversed_experts", [False, True], ids=["scattered", "reversed"])
 def test_what_the_forward_saves_may_come_back_as_other_tensors(
-    descending: bool, reuse: bool, monkeypatch: pytest.MonkeyPatch
+    reversed_experts: bool, reuse: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when it is offloaded; with weights that lie in one buffer, the last expert first, too."""
     expected = step.run_step(SEVERAL)
     model = step.make_model(SEVERAL)
-    for op in (model[0], model[2]) if descending else ():
+    for op in (model[0], model[2]) if reversed_experts else ():
         weights = [getattr(op, f"weight{index}") for index in range(op.num_groups)]
         buffer = torch.stack([weight.detach() for weight in weights[::-1]])
         for weight, part in zip(weights, buffer.unbind(0)[::-1], strict=True):
@@ -298,45 +286,3 @@ def test_what_is_kept_goes_with_the_model(monkeypatch: pytest.MonkeyPatch) -> No
     before = len(dequantized_weights._reusable)
     weights_made(monkeypatch, SEVERAL, nothing)
     assert len(dequantized_weights._reusable) == before
-
-
-# Memory -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "delay", [(False, False), (True, False), (False, True)], ids=["now", "dW1 later", "dW2 later"]
-)
-def test_the_output_gradients_copies_go_before_the_inputs_gradient_is_made(
-    delay: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are as large as dx and the values of x, which come next; a delayed dW2 needs one, which
-    then waits as bytes."""
-    case = SEVERAL.but(delay=delay)
-    model, inputs = step.make_model(case), step.make_inputs(case)
-    from te_grouped_mlp.op import data_gradient, quantize
-
-    made: list[Any] = []
-    as_bytes: list[bool] = []
-    alive: list[tuple[bool, bool]] = []
-    tokens, of_input = quantize.tokens, data_gradient.of_input
-
-    def remember(*args: Any, **kwargs: Any) -> Any:
-        operand = tokens(*args, **kwargs)
-        column = operand.column
-        as_bytes.append(not isinstance(column, DequantizedCopy))
-        held = column.values if isinstance(column, DequantizedCopy) else column.data
-        made.append((weakref.ref(operand.row.values), weakref.ref(held)))
-        return operand
-
-    def look(*args: Any) -> Any:
-        row, column = made[-1]
-        alive.append((row() is not None, column() is not None))
-        return of_input(*args)
-
-    monkeypatch.setattr(quantize, "tokens", remember)
-    monkeypatch.setattr(data_gradient, "of_input", look)
-    with in_use(monkeypatch):
-        step.run_model(model, case, inputs)
-    # Of x, which waits for the backward, and of dy.
-    assert as_bytes == [True, delay[1]]
-    assert alive == [(False, delay[1])]
