@@ -82,9 +82,9 @@ def read(
         device: Of the op.
 
     Returns:
-        Plain weights in their own dtype; the column copy has the parameters themselves, which
-        autograd watches. MXFP8 weights: those of their copies that every expert has. None where the
-        experts are of several kinds, or of another format: they must be asked one by one.
+        Plain weights in their own dtype, the parameters themselves. MXFP8 weights: those of their
+        copies that every expert has. None where the experts are of several kinds, or of another
+        format: they must be asked one by one.
 
     Raises:
         ValueError: One has another shape, dtype or device, or less memory than that takes. The
@@ -96,11 +96,10 @@ def read(
     name = f"{label}.weight{{}}"
     if spec.quantized_weight:
         return _read_quantized(name, weights, shape, device)
-    stride = _require_plain(name, weights, shape, device)
-    if stride is None:
+    if _require_plain(name, weights, shape, device) is None:
         return None
     values = tuple(weights)
-    return plain(shape, stacking.view_at(values, stride) or values, values)
+    return plain(shape, values, values)
 
 
 def of_storages(storages: Sequence[Any], shape: tuple[int, int]) -> WeightCopies | None:

@@ -155,11 +155,9 @@ def as_stacked_view(experts: Experts | Sequence[torch.Tensor]) -> Stacked | None
         None unless they are alike (`uniform_stride`), row-major, and lie at a uniform stride in one
         storage without overlap, in ascending or in descending order. A single one is ascending.
     """
-    return experts if isinstance(experts, Stacked) else view_at(experts, uniform_stride(experts))
-
-
-def view_at(experts: Sequence[torch.Tensor], stride: int | None) -> Stacked | None:
-    """Return `as_stacked_view` of experts of which `uniform_stride` is known."""
+    if isinstance(experts, Stacked):
+        return experts
+    stride = uniform_stride(experts)
     if stride is None:
         return None
     lowest = experts[-1] if stride < 0 else experts[0]

@@ -16,7 +16,7 @@ from transformer_engine.pytorch.distributed_weight import (
 )
 from transformer_engine.pytorch.quantized_tensor import QuantizedTensorStorage
 
-from te_grouped_mlp.op import dequantized_weights, experts, quantizers
+from te_grouped_mlp.op import dequantized_weights, experts, quantizers, stacking
 from te_grouped_mlp.op.formats import MXFP8, SCALE_TILE_OUTER
 from te_grouped_mlp.op.operands import Axis, WeightCopies, WeightOperand, torch_dtype
 from te_grouped_mlp.op.plan import Plan
@@ -207,11 +207,12 @@ def _quantized_each(
 
 
 def _in_dtype(held: WeightCopies, dtype: torch.dtype) -> WeightCopies:
-    """Return plain weights in a dtype: as they are, or one new set for both axes."""
+    """Return plain weights in a dtype: stacked or as they are, or one new set for both axes."""
     assert held.row is not None
     data, shape = held.row.data, held.row.shape
     if data[0].dtype == dtype:
-        return held
+        # The backward gets the parameters themselves: autograd watches each for changes.
+        return experts.plain(shape, stacking.as_stacked_view(data) or data, data)
     values: Experts
     if isinstance(data, Stacked):
         values = Stacked(data.values.detach().to(dtype), data.reversed_experts)

@@ -11,7 +11,6 @@ import torch
 
 from te_grouped_mlp.op import experts
 from te_grouped_mlp.op.operands import Axis, WeightCopies
-from te_grouped_mlp.op.stacking import Stacked
 from te_grouped_mlp.op.te_adapter import linear_spec, parameters
 from tests.support import step
 from tests.support.step import StepCase
@@ -24,31 +23,6 @@ pytestmark = pytest.mark.usefixtures("fused_switch")
 
 def read(op: Any) -> WeightCopies | None:
     return experts.read("fc1", op.num_groups, linear_spec(op), parameters(op), CPU)
-
-
-def in_one_buffer(op: Any, *, reversed_experts: bool) -> Any:
-    """Move a linear's weights to one buffer, filled from its end or not."""
-    weights = parameters(op)
-    order = -1 if reversed_experts else 1
-    buffer = torch.stack([weight.detach() for weight in weights[::order]])
-    for weight, part in zip(weights[::order], buffer.unbind(0), strict=True):
-        weight.data = part
-    return op
-
-
-@pytest.mark.parametrize("reversed_experts", [False, True])
-def test_plain_weights_in_one_buffer_are_one_tensor(reversed_experts: bool) -> None:
-    op = in_one_buffer(step.make_model(CASE)[0], reversed_experts=reversed_experts)
-    copies = read(op)
-    assert copies is not None
-    assert copies.row is not None
-    assert copies.column is not None
-    assert isinstance(copies.row.data, Stacked)
-    assert copies.row.data.reversed_experts is reversed_experts
-    for expert, weight in zip(copies.row.data, parameters(op), strict=True):
-        assert expert.data_ptr() == weight.data_ptr()
-    # Autograd watches the parameters themselves.
-    assert all(a is b for a, b in zip(copies.column.data, parameters(op), strict=True))
 
 
 def test_weights_of_several_kinds_must_be_asked_one_by_one() -> None:

@@ -158,7 +158,7 @@ def test_tensors_at_even_distances_in_storages_of_their_own_are_not_one():
         for index in range(4)
     ]
     assert stacking.uniform_stride(found) == 1024
-    assert stacking.view_at(found, 1024) is None
+    assert stacking.as_stacked_view(found) is None
     assert arguments.addressable_view(found) is None
     assert arguments.addressable_view(found[::-1]) is None
 

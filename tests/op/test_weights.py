@@ -13,6 +13,7 @@ from te_grouped_mlp.op import experts, weights
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED, DType, Format
 from te_grouped_mlp.op.operands import Axis, WeightCopies
+from te_grouped_mlp.op.stacking import Stacked
 from te_grouped_mlp.op.te_adapter import linear_spec, parameters
 from tests.op.backends.reference import cases
 from tests.support import step
@@ -32,6 +33,30 @@ def operands(
     held = experts.read("fc1", op.num_groups, spec, owned, torch.device("cpu"))
     plan = case.plan(ReferenceBackend())
     return weights.for_forward(owned, held, op, spec, plan, column=column)
+
+
+def in_one_buffer(op: Any, *, reversed_experts: bool) -> Any:
+    """Move a linear's weights to one buffer, filled from its end or not."""
+    weights = parameters(op)
+    order = -1 if reversed_experts else 1
+    buffer = torch.stack([weight.detach() for weight in weights[::order]])
+    for weight, part in zip(weights[::order], buffer.unbind(0), strict=True):
+        weight.data = part
+    return op
+
+
+@pytest.mark.parametrize("reversed_experts", [False, True])
+def test_plain_weights_in_one_buffer_are_one_tensor(reversed_experts: bool) -> None:
+    op = in_one_buffer(step.make_model(CASE)[0], reversed_experts=reversed_experts)
+    copies = operands(op, UNQUANTIZED)
+    assert copies.row is not None
+    assert copies.column is not None
+    assert isinstance(copies.row.data, Stacked)
+    assert copies.row.data.reversed_experts is reversed_experts
+    for expert, weight in zip(copies.row.data, parameters(op), strict=True):
+        assert expert.data_ptr() == weight.data_ptr()
+    # Autograd watches the parameters themselves.
+    assert all(a is b for a, b in zip(copies.column.data, parameters(op), strict=True))
 
 
 @pytest.mark.parametrize("expert", [0, 2])
