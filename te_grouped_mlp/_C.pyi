@@ -79,7 +79,7 @@ def row_dots(
     out_f32: int,
     threads: int,
 ) -> None: ...
-def spacing(
+def uniform_stride(
     table: object,
     tensors: object,
     tensor_type: type,

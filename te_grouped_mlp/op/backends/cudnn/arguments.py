@@ -17,8 +17,8 @@ from te_grouped_mlp.op.backends.cudnn import checks
 from te_grouped_mlp.op.backends.cudnn.signatures import fitting
 from te_grouped_mlp.op.backends.cudnn.views import (
     E4M3,
-    Experts,
     Tokens,
+    WeightArguments,
     as_kernel_matrix,
     column_scales,
 )
@@ -56,7 +56,7 @@ class Call:
 def glu(
     call: Call,
     a: Tokens,
-    w: Experts,
+    w: WeightArguments,
     spec: ActivationSpec,
     *,
     bias: torch.Tensor | None,
@@ -80,7 +80,7 @@ def glu(
 def srelu(
     call: Call,
     a: Tokens,
-    w: Experts,
+    w: WeightArguments,
     spec: ActivationSpec,
     *,
     bias: torch.Tensor | None,
@@ -114,7 +114,9 @@ class Derivative:
     deterministic: bool
 
 
-def dglu(call: Call, a: Tokens, w: Experts, spec: ActivationSpec, d: Derivative) -> dict[str, Any]:
+def dglu(
+    call: Call, a: Tokens, w: WeightArguments, spec: ActivationSpec, d: Derivative
+) -> dict[str, Any]:
     """Return the keywords of FC2's data gradient through a gated activation."""
     return fitting(
         "dglu",
@@ -131,7 +133,7 @@ def dglu(call: Call, a: Tokens, w: Experts, spec: ActivationSpec, d: Derivative)
 
 
 def dsrelu(
-    call: Call, a: Tokens, w: Experts, spec: ActivationSpec, d: Derivative
+    call: Call, a: Tokens, w: WeightArguments, spec: ActivationSpec, d: Derivative
 ) -> dict[str, Any]:
     """Return the keywords of FC2's data gradient through a unary activation.
 
@@ -156,7 +158,7 @@ def dsrelu(
 def quant(
     call: Call,
     a: Tokens,
-    w: Experts,
+    w: WeightArguments,
     out: torch.Tensor,
     *,
     bias: torch.Tensor | None,
@@ -242,7 +244,7 @@ def wgrad(
     )
 
 
-def _product(call: Call, a: Tokens, w: Experts) -> dict[str, Any]:
+def _product(call: Call, a: Tokens, w: WeightArguments) -> dict[str, Any]:
     return {
         "a_tensor": a.data,
         "sfa_tensor": a.scale,
@@ -257,7 +259,7 @@ def _product(call: Call, a: Tokens, w: Experts) -> dict[str, Any]:
     }
 
 
-def _weights(w: Experts) -> dict[str, Any]:
+def _weights(w: WeightArguments) -> dict[str, Any]:
     if w.stacked is not None:
         data, scale = w.stacked
         return {"b_tensor": data, "sfb_tensor": scale, "b_major": w.major}
@@ -275,7 +277,7 @@ def _quantized_output(call: Call) -> dict[str, Any]:
 
 
 def _forward(
-    call: Call, a: Tokens, w: Experts, bias: torch.Tensor | None, prob: torch.Tensor | None
+    call: Call, a: Tokens, w: WeightArguments, bias: torch.Tensor | None, prob: torch.Tensor | None
 ) -> dict[str, Any]:
     return {
         **_product(call, a, w),
