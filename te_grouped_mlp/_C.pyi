@@ -81,7 +81,7 @@ def row_dots(
     out_f32: _Span,
     threads: int,
 ) -> None: ...
-def spacing(
+def uniform_stride(
     table: object,
     tensors: object,
     tensor_type: type,

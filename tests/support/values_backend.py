@@ -26,7 +26,7 @@ from te_grouped_mlp.op.plan import Plan, Reject
 from te_grouped_mlp.op.problem import Call, Problem
 from te_grouped_mlp.op.tensors.operands import (
     Axis,
-    ExactCopy,
+    DequantizedCopy,
     GroupedOperand,
     WeightOperand,
 )
@@ -71,7 +71,7 @@ def in_use(monkeypatch: pytest.MonkeyPatch, **switches: Any) -> Iterator[Calls]:
 def _read(original: Any) -> Any:
     def read(operand: GroupedOperand, axis: Axis, segment: Any, name: str) -> torch.Tensor:
         copy = operand.row if axis is Axis.ROW else operand.column
-        if isinstance(copy, ExactCopy):
+        if isinstance(copy, DequantizedCopy):
             return copy.values[segment.span].double()
         return original(operand, axis, segment, name)
 

@@ -27,6 +27,7 @@ from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import Call, LinearSpec, Problem, RecipeKind, TensorKind
 from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.tensors.operands import Axis, GroupedOperand, Splits, WeightOperand
+from te_grouped_mlp.op.tensors.stacking import Stacked
 
 SPEC = ActivationSpec(Activation.SWIGLU, 32)
 _VERSIONS = {"quack": "0.6.5", "cutlass_dsl": "4.8.1", "triton": "3.6.0"}
@@ -148,7 +149,7 @@ def layer_of(
         return GroupedOperand(UNQUANTIZED, tuple(values.shape), plan.layout, splits, plain=values)
 
     def weight(values: torch.Tensor) -> WeightOperand:
-        return WeightOperand(UNQUANTIZED, tuple(values.shape[1:]), Axis.ROW, values.unbind(0))
+        return WeightOperand(UNQUANTIZED, tuple(values.shape[1:]), Axis.ROW, Stacked(values))
 
     return Layer(
         plan, given, tokens(given.x), tokens(given.dy), weight(given.w1), weight(given.w2),

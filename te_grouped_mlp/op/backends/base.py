@@ -136,7 +136,11 @@ def require_shape(name: str, shape: tuple[int, ...], allowed: tuple[int, int]) -
 
 
 class Backend(Protocol):
-    """Plans calls and runs them. Objects hold no state of a call."""
+    """Plans calls and runs them. Objects hold no state of a call.
+
+    Operations are called through `checked.CheckedBackend`, which compares layout, format, shape and
+    copies of the token operands, and axis and number of experts of the weights, with the plan.
+    """
 
     name: str
 

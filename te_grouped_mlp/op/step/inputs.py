@@ -45,6 +45,7 @@ class Inputs:
         bias_scale: (rows,) factor of FC2's bias, or None.
         output, grad_input: The caller's buffers, or None.
         weights: The weight parameters of FC1 and of FC2, as `parameters` returns them.
+        held: What `experts.read` found in each.
     """
 
     x: torch.Tensor
@@ -55,6 +56,7 @@ class Inputs:
     output: torch.Tensor | None
     grad_input: torch.Tensor | None
     weights: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]
+    held: experts.Held
 
 
 def read_inputs(
@@ -90,7 +92,7 @@ def read_inputs(
         x = input_.detach() if len(shape) == 2 else input_.reshape(-1, features)
     checks.rows("input", x.shape[0], format_of(problem).rows_multiple)
     checks.split_sizes(extra[0][0], extra[2][0], problem.num_groups, device)
-    experts.require_parameters(ops, problem, weights, device)
+    held = experts.read_parameters(ops, problem, weights, device)
     if problem.fc1.delay_wgrad or problem.fc2.delay_wgrad:
         _check_delayed(problem.fc1, weights[0], "FC1")
         _check_delayed(problem.fc2, weights[1], "FC2")
@@ -114,6 +116,7 @@ def read_inputs(
         output=kwargs[2].get(OUTPUT_BUFFER_KEY),
         grad_input=kwargs[0].get(GRAD_INPUT_BUFFER_KEY),
         weights=weights,
+        held=held,
     )
 
 

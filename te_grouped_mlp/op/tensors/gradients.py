@@ -38,7 +38,7 @@ class WgradTarget:
         """Return the same memory in few tensors: one where the experts lie without gaps."""
         if isinstance(self.out, torch.Tensor):
             return (self.out,)
-        stacked = stacking.in_a_row(self.out)
+        stacked = stacking.as_stacked_view(self.out)
         return (stacked.values,) if stacked is not None else self.out
 
 

@@ -28,7 +28,7 @@ from te_grouped_mlp.op.layout import Kernel, RowExtent
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.tensors.operands import (
     Axis,
-    ExactCopy,
+    DequantizedCopy,
     GroupedOperand,
     WeightOperand,
 )
@@ -141,7 +141,7 @@ def _of_tokens(operand: GroupedOperand, axis: Axis) -> Copy:
     live, cols = sum(sizes), operand.shape[1]
     copy = operand.row if axis is Axis.ROW else operand.column
     assert copy is not None
-    if isinstance(copy, ExactCopy):
+    if isinstance(copy, DequantizedCopy):
         return Copy(copy.values[:live].double().cpu())
     codes = copy.data[:live].cpu().clone()
     flat = copy.scale.view(-1).cpu()

@@ -74,7 +74,6 @@ class CudnnBackend:
     ) -> Fc1Result:
         """Compute ``act(x W1^T + b1) * prob``."""
         spec, rows = plan.problem.activation, plan.layout.buffer_rows
-        _check(plan, "x", x, w, contracted=1)
         tokens = _row(x, "x")
         device = tokens.data.device
         if not rows:
@@ -82,7 +81,7 @@ class CudnnBackend:
 
         call = Launch(plan, wrappers(spec.is_gated)[0], device)
         a = views.tokens("x", tokens, x.shape, call.ends(x.splits))
-        b = views.experts(w)
+        b = views.weights(w)
         bias = _bias(epilogue.bias)
         prob = outputs.probability(epilogue.prob)
         if spec.is_gated:
@@ -113,7 +112,6 @@ class CudnnBackend:
         if kernel not in (Kernel.FC2_FORWARD, Kernel.FC1_DGRAD):
             raise ValueError(f"kernel is {kernel.value}; allowed: fc2_forward, fc1_dgrad")
         forward, rows = kernel is Kernel.FC2_FORWARD, plan.layout.buffer_rows
-        _check(plan, "a", a, w, contracted=1 if forward else 0)
         require_shape("out", tuple(out.shape), (rows, w.shape[0 if forward else 1]))
         if not rows:
             return
@@ -126,7 +124,7 @@ class CudnnBackend:
             call = Launch(plan, "quant", out.device)
             scale = None if epilogue.bias is None else outputs.probability(epilogue.bias_scale)
             tokens = views.tokens("a", _row(a, "a"), a.shape, call.ends(a.splits))
-            b = views.experts(w)
+            b = views.weights(w)
             keywords = arguments.quant(
                 call.shared,
                 tokens,
@@ -152,7 +150,6 @@ class CudnnBackend:
         """Compute the gradient of FC1's output from ``dy W2`` and the pre-activation."""
         spec, rows = plan.problem.activation, plan.layout.buffer_rows
         wide = w.shape[1] * spec.expansion
-        _check(plan, "dy", dy, w, contracted=0)
         require_shape("pre_activation", tuple(pre_activation.shape), (rows, wide))
         if pre_activation.dtype is not torch.bfloat16:
             raise ValueError(f"pre_activation is {pre_activation.dtype}; allowed: torch.bfloat16")
@@ -171,7 +168,7 @@ class CudnnBackend:
             dprob = torch.zeros(rows, dtype=torch.float32, device=device)
         if not spec.is_gated and prob is None:
             prob = call.ones(rows)
-        b = views.experts(w)
+        b = views.weights(w)
         build = arguments.dglu if spec.is_gated else arguments.dsrelu
         keywords = build(
             call.shared,
@@ -284,15 +281,6 @@ def _keeps_order(plan: Plan) -> bool:
     """Whether the plan promises the order of the sums of `dact_dgrad`."""
     planned = plan.launch(Kernel.DACT_DGRAD)
     return plan.call.deterministic and planned.outputs == planned.deterministic != frozenset()
-
-
-def _check(plan: Plan, name: str, a: GroupedOperand, w: WeightOperand, contracted: int) -> None:
-    """Check that tokens, weights and plan fit; `contracted` is the weights' side that is summed."""
-    require_shape(name, a.shape, (plan.layout.buffer_rows, w.shape[contracted]))
-    if w.num_groups != plan.layout.num_groups:
-        raise ValueError(
-            f"w has {w.num_groups} experts; the plan has {plan.layout.num_groups} groups"
-        )
 
 
 def _row(operand: GroupedOperand, name: str) -> QuantizedCopy:

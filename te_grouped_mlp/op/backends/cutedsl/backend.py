@@ -79,9 +79,8 @@ class CuteDslBackend:
     ) -> Fc1Result:
         """Compute ``act(x W1^T + b1) * prob``."""
         spec, rows = plan.problem.activation, plan.layout.buffer_rows
-        require_shape("x", x.shape, (rows, w.shape[1]))
         a = arguments.rows_of(x, Axis.ROW, "x")
-        b = arguments.experts_of(w, plan.layout.num_groups)
+        b = arguments.experts_of(w)
         activated = memory.empty((rows, w.shape[0] // spec.expansion), torch.bfloat16, a.device)
         pre = None
         if epilogue.want_pre_activation:
@@ -89,8 +88,9 @@ class CuteDslBackend:
         if rows:
             self._launch_fc1_act(plan, a, b, x.splits, epilogue, pre, activated)
         made = _operand(
-            plan, x.splits, activated, row=True, column=epilogue.want_column, waits=True
-        )
+            plan, x.splits, activated,
+            row=True, column=epilogue.want_column, keep_quantized_for_backward=True,
+        )  # fmt: skip
         return Fc1Result(made, pre)
 
     def _launch_fc1_act(
@@ -106,12 +106,12 @@ class CuteDslBackend:
         spec = plan.problem.activation
         prob, bias = arguments.per_row(epilogue.prob), epilogue.bias
         if plan.call.needs_backward:
-            prepare(plan.problem, _dtype(prob), b.descending)
+            prepare(plan.problem, _dtype(prob), b.reversed_experts)
         if bias is not None:
             bias = arguments.in_pairs(bias, spec.interleave) if spec.is_gated else bias.float()
         launch = launcher_of(
             plan.problem, a.device.index, keys.fc1_act, target_arch(),
-            bias is not None, _dtype(prob), pre is not None, b.descending,
+            bias is not None, _dtype(prob), pre is not None, b.reversed_experts,
         )  # fmt: skip
         launch(
             a, b.values, pre, None, arguments.int32_offsets(splits),
@@ -131,12 +131,11 @@ class CuteDslBackend:
         if kernel not in _GEMMS:
             raise ValueError(f"kernel is {kernel.value}; allowed: fc2_forward, fc1_dgrad")
         op, rows = _GEMMS[kernel], plan.layout.buffer_rows
-        k, n = w.shape if op is Op.FC1_DGRAD else w.shape[::-1]
-        require_shape("a", a.shape, (rows, k))
+        n = w.shape[1 if op is Op.FC1_DGRAD else 0]
         require_shape("out", tuple(out.shape), (rows, n))
         arguments.require_bf16("out", out)
         left = arguments.rows_of(a, Axis.ROW, "a")
-        right = arguments.experts_of(w, plan.layout.num_groups)
+        right = arguments.experts_of(w)
         if not rows:
             return
 
@@ -144,7 +143,7 @@ class CuteDslBackend:
         scale = arguments.per_row(epilogue.bias_scale) if bias is not None else None
         launch = launcher_of(
             plan.problem, left.device.index, keys.gemm, target_arch(),
-            op, bias is not None, _dtype(scale), right.descending,
+            op, bias is not None, _dtype(scale), right.reversed_experts,
         )  # fmt: skip
         target = arguments.addressable(out)
         launch(
@@ -166,13 +165,12 @@ class CuteDslBackend:
     ) -> DactResult:
         """Compute the gradient of FC1's output from ``dy W2`` and the pre-activation."""
         spec, rows, n = plan.problem.activation, plan.layout.buffer_rows, w.shape[1]
-        require_shape("dy", dy.shape, (rows, w.shape[0]))
         require_shape("pre_activation", tuple(pre_activation.shape), (rows, n * spec.expansion))
         arguments.require_bf16("pre_activation", pre_activation)
         if epilogue.want_activated and spec.is_gated:
             raise ValueError(f"want_activated is set; {spec.kind.value} does not recompute it")
         a = arguments.rows_of(dy, Axis.ROW, "dy")
-        b = arguments.experts_of(w, plan.layout.num_groups)
+        b = arguments.experts_of(w)
         prob = arguments.per_row(epilogue.prob)
 
         grad = memory.empty((rows, n * spec.expansion), torch.bfloat16, a.device)
@@ -181,7 +179,7 @@ class CuteDslBackend:
             made = memory.empty((rows, n), torch.bfloat16, a.device)
         launch = launcher_of(
             plan.problem, a.device.index, keys.dact_dgrad, target_arch(),
-            _dtype(prob), epilogue.want_dprob, made is not None, b.descending,
+            _dtype(prob), epilogue.want_dprob, made is not None, b.reversed_experts,
         )  # fmt: skip
         if epilogue.want_dprob:
             partials = memory.empty((-(-n // launch.tile.n), rows), torch.float32, a.device).t()
@@ -200,7 +198,8 @@ class CuteDslBackend:
         if kernel not in _WGRADS:
             raise ValueError(f"kernel is {kernel.value}; allowed: fc1_wgrad, fc2_wgrad")
         op, shape = _WGRADS[kernel], (dy.shape[1], x.shape[1])
-        (d, descending), members = arguments.target_of(target, plan.layout.num_groups, shape)
+        experts, members = arguments.target_of(target, plan.layout.num_groups, shape)
+        d = experts.values
         left = arguments.rows_of(dy, Axis.COLUMN, "dy")
         right = arguments.rows_of(x, Axis.COLUMN, "x")
         out, adds = _dtype(d), arguments.kernel_adds(target, members)
@@ -208,7 +207,7 @@ class CuteDslBackend:
         if plan.layout.buffer_rows:
             launch = launcher_of(
                 plan.problem, left.device.index, keys.wgrad, target_arch(),
-                op, out, adds, descending,
+                op, out, adds, experts.reversed_experts,
             )  # fmt: skip
             launch(left.t(), right.t(), d, d if adds else None, arguments.int32_offsets(dy.splits))
         elif not adds:
@@ -238,32 +237,24 @@ def _finished(
             bias_grad = arguments.out_of_pairs(bias_grad, spec.interleave)
     activated = None
     if made is not None:
-        waits = problem.fc2.delay_wgrad
-        activated = _operand(plan, splits, made, row=False, column=True, waits=waits)
+        activated = _operand(
+            plan, splits, made,
+            row=False, column=True, keep_quantized_for_backward=problem.fc2.delay_wgrad,
+        )  # fmt: skip
     result = _operand(
         plan, splits, grad,
         row=plan.call.wants(Output.DX), column=epilogue.want_column,
-        waits=problem.fc1.delay_wgrad, paired=spec.is_gated,
+        keep_quantized_for_backward=problem.fc1.delay_wgrad, paired=spec.is_gated,
     )  # fmt: skip
     return DactResult(result, dprob, bias_grad, activated)
 
 
-def _operand(
-    plan: Plan,
-    splits: Splits,
-    values: torch.Tensor,
-    *,
-    row: bool,
-    column: bool,
-    waits: bool,
-    paired: bool = False,
-) -> GroupedOperand:
-    """Make what a kernel stored an operand: as it is, or quantized (see `exact_tokens.operand`)."""
+def _operand(plan: Plan, splits: Splits, values: torch.Tensor, **usages: bool) -> GroupedOperand:
+    """Make what a kernel stored an operand: as it is, or quantized (see `dequantized_tokens`)."""
     if plan.reads_values:
         return dequantized_tokens.operand(
-            values, plan, splits,
-            row=row, column=column, waits=waits, paired=paired, nan_in_scale=True, consumes=True,
-        )  # fmt: skip
+            values, plan, splits, nan_in_scale=True, consumes=True, **usages
+        )
     shape = (values.shape[0], values.shape[1])
     return GroupedOperand(plan.call.format, shape, plan.layout, splits, plain=values)
 

@@ -106,7 +106,7 @@ def launcher_of(
     return found[1]
 
 
-def prepare(problem: Problem, prob: DType | None, descending: bool = False) -> None:
+def prepare(problem: Problem, prob: DType | None, reversed_experts: bool = False) -> None:
     """Compile, side by side, what a training step of `problem` will need; once per problem.
 
     The types of weight gradients are a guess (fp32 where there is a `main_grad`, for both ways to
@@ -125,7 +125,12 @@ def prepare(problem: Problem, prob: DType | None, descending: bool = False) -> N
         key
         for accumulate in ((True, False) if main_grad else (False,))
         for key in keys.of_problem(
-            problem, arch, prob=prob, grad=grad, accumulate=accumulate, descending=descending
+            problem,
+            arch,
+            prob=prob,
+            grad=grad,
+            accumulate=accumulate,
+            reversed_experts=reversed_experts,
         )
     ]
     kernels.compile_ahead(wanted)

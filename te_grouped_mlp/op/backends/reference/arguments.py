@@ -128,7 +128,7 @@ def read_weight(w: WeightOperand, axis: Axis, group: int, name: str) -> torch.Te
         ValueError: The operand was quantized along the other axis.
     """
     if not w.format.is_block_scaled:
-        return w.plain[group].double()
+        return w.data[group].double()
     if w.axis is not axis:
         raise ValueError(f"{name} is quantized along {w.axis.value}; needed: {axis.value}")
     copy = QuantizedCopy(w.data[group], w.scale[group], w.axis, w.swizzled)

@@ -109,20 +109,20 @@ def test_experts_in_a_buffer_are_read_and_written_in_place(weights, grads, monke
     case = ODD.but(grad="fused")
     want = run(case)
     found = []
-    spaced = arguments.evenly_spaced
+    original = arguments.addressable_view
 
-    def watched(members, shape):
-        found.append(spaced(members, shape))
+    def watched(experts):
+        found.append(original(experts))
         return found[-1]
 
-    monkeypatch.setattr(arguments, "evenly_spaced", watched)
+    monkeypatch.setattr(arguments, "addressable_view", watched)
     step.assert_same(
         run(case, in_one_buffer(step.make_model(case), weights=weights, grads=grads)), want
     )
-    # FC1, FC2, and back: FC2 and its gradient, FC1 and its gradient. Weights that ascend are one
-    # tensor to the forward before the kernels are asked.
-    assert [each.descending for each in found].count(True) == 4 * weights + 2 * grads
-    assert [each.descending for each in found].count(False) == 2 * (not weights) + 2 * (not grads)
+    # FC1, FC2, and back: FC2 and its gradient, FC1 and its gradient.
+    assert [each.reversed_experts for each in found] == [
+        *[weights] * 3, grads, weights, grads,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("prob", [torch.float32, torch.bfloat16, torch.float16], ids=str)

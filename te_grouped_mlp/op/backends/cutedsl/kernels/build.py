@@ -39,7 +39,7 @@ def build(key: KernelKey) -> Any:
         "EpilogueArguments": cls.EpilogueArguments,
     }
     epilogue = type(f"{cls.__name__}_{key.op.value}", (cls,), traits)
-    operands = replace(operands, descending=key.descending)
+    operands = replace(operands, reversed_experts=key.reversed_experts)
     return compile_kernel(epilogue, key.tile, operands, values, key.arch)
 
 

@@ -209,15 +209,15 @@ class Epilogue(ComposableEpiMixin):
         pair_width: Width of the alternating blocks, None for two halves.
         spec: The activation, where there is one.
         odd: Round what is stored for a requantization to odd.
-        turned: Positions, among the arguments of the main loop's `kernel`, of the tensors that
-            hold the last expert's matrix first.
+        reversed_operands: Positions, among the arguments of the main loop's `kernel`, of the
+            tensors that hold the last expert's matrix first.
     """
 
     pair_views: tuple[tuple[str, int], ...] = ()
     pair_width: int | None = None
     spec: Any = None
     odd: bool = False
-    turned: tuple[int, ...] = ()
+    reversed_operands: tuple[int, ...] = ()
 
     def rotate_batch_last(self, mA, mB, mD, mC, epilogue_args, append_batch_if_2d=False):
         """Bring operands into kernel order and lay the pair views over them."""
@@ -231,14 +231,14 @@ class Epilogue(ComposableEpiMixin):
         return mA, found["B"], found["D"], found["C"], epilogue_args
 
     def kernel(self, *operands):
-        """Launch the main loop, after tensors that hold the last expert first were turned round.
+        """Launch the main loop, after tensors that hold the last expert first were reversed.
 
-        What is turned are the coordinates that TMA gets, which the main loop indexes by expert.
+        What is reversed are the coordinates that TMA gets, which the main loop indexes by expert.
         Schedulers and epilogue operations keep the experts' order.
         """
         return super().kernel(
             *(
-                _last_first(each) if index in self.turned and each is not None else each
+                _last_first(each) if index in self.reversed_operands and each is not None else each
                 for index, each in enumerate(operands)
             )
         )
@@ -284,8 +284,8 @@ class Operands:
         varlen: "m" (A, C and D are rows of all experts) or "k" (A and B are).
         b_transposed: B arrives as (experts, k, n).
         packed: C and D are bf16 pairs, seen as one 32-bit element.
-        descending: The tensors with a matrix per expert hold the last expert first: B for "m", D
-            and C for "k".
+        reversed_experts: The tensors with a matrix per expert hold the last expert first: B for
+            "m", D and C for "k".
     """
 
     a: Any = BFloat16
@@ -296,7 +296,7 @@ class Operands:
     varlen: str = "m"
     b_transposed: bool = False
     packed: bool = False
-    descending: bool = False
+    reversed_experts: bool = False
 
 
 def compile_kernel(
@@ -338,9 +338,10 @@ def compile_kernel(
         # that wrote them may be the one before this.
         gemm.use_pdl = False
 
-    turned = _EXPERTS[operands.varlen] if operands.descending else ()
+    reversed_operands = _EXPERTS[operands.varlen] if operands.reversed_experts else ()
+    members = {"reversed_operands": reversed_operands}
     return compile_gemm_kernel(
-        type(epilogue.__name__, (epilogue, _MAIN_LOOPS[arch]), {"turned": turned}),
+        type(epilogue.__name__, (epilogue, _MAIN_LOOPS[arch]), members),
         operands.a, (tile.m, tile.n), (tile.cluster_m, tile.cluster_n, 1), tile.pingpong, True,
         False, False, (arch, 0), *abdc, epilogue.EpilogueArguments(**arguments),
         make_fake_scheduler_args(False, False, experts),
