@@ -55,6 +55,11 @@ EXEMPT_FOLDERS = ("patches/",)
 # Folders whose modules each have a place of their own in the order.
 _ROOMS = ("", "integration", "op", "op.kernels", "op.step", "op.te", "op.tensors")
 
+# What a backend can run is known before what runs it is imported.
+_CAPABILITIES = tuple(
+    f"op.backends.{name}.capability" for name in ("cudnn", "cutedsl", "reference", "upstream")
+)
+
 # Imports go to the same stage or an earlier one. The longest prefix of a module's name decides.
 STAGES: tuple[tuple[str, ...], ...] = (
     ("", "_C", "integration", "integration.installed_te", "_bootstrap"),
@@ -87,6 +92,9 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("op.plan",),
     ("op.step.split_guard", "op.kernels.split_guard_kernels"),
     ("op.fit",),
+    ("op.backends", *_CAPABILITIES),
+    ("op.selection",),
+    ("op.decisions",),
     ("op.te.probes",),
     ("op.tensors.checks", "op.tensors.operands", "op.tensors.gradients"),
     ("op.te.recipes",),
@@ -102,13 +110,18 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("op.tensors.quantize", "op.tensors.weights"),
     ("op.backends.base",),
     ("op.backends.checked",),
-    ("op.backends",),
-    ("op.selection",),
-    ("op.decisions",),
+    (
+        "op.backends.cudnn",
+        "op.backends.cutedsl",
+        "op.backends.reference",
+        "op.backends.upstream",
+    ),
+    ("op.execution",),
     ("op.step.saved",),
     ("op.step.ops_state", "op.step.intact"),
     ("op.step.inputs", "op.step.bias_gradient", "op.step.data_gradient", "op.step.weight_gradient"),
     ("op.fusion", "op.step.unfused"),
+    ("op.explain",),
     ("integration.upstream_api",),
     ("_fork",),
     ("patches",),
@@ -117,8 +130,6 @@ STAGES: tuple[tuple[str, ...], ...] = (
 UPWARD_ALLOWED = {
     # The finder imports the rest when the first name of TE is looked up, not at start-up.
     ("_bootstrap", "integration.overlay"),
-    # Asked about a module, it needs TE; what a process decided is told without it.
-    ("op.decisions", "op.fusion"),
     # The package's own names are looked up lazily, by string; nothing is imported at start-up.
 }
 # Who may import TE; everything else must work where it is absent.
@@ -150,6 +161,8 @@ LEAVES = (
     "problem",
     "plan",
     "fit",
+    "selection",
+    "decisions",
 )
 
 MAX_FUNCTION_LINES = 60

@@ -148,7 +148,12 @@ def test_other_patterns_find(name: str, line: str) -> None:
         ("op/problem.py", "import te_grouped_mlp.op.plan", True),
         ("op/problem.py", "import transformer_engine", True),
         ("op/te/adapter.py", "import transformer_engine", False),
-        ("op/backends/reference/backend.py", "from te_grouped_mlp.op import selection", True),
+        ("op/backends/reference/backend.py", "from te_grouped_mlp.op import execution", True),
+        ("op/backends/cudnn/capability.py", "from te_grouped_mlp.op import selection", True),
+        ("op/selection.py", "from te_grouped_mlp.op.backends.cudnn import capability", False),
+        ("op/selection.py", "from te_grouped_mlp.op.backends.cudnn import backend", True),
+        ("op/decisions.py", "from te_grouped_mlp.op import fusion", True),
+        ("op/explain.py", "from te_grouped_mlp.op import fusion", False),
         ("op/unheard_of.py", "", True),
     ],
 )

@@ -98,7 +98,7 @@ class CheckedBackend:
             raise LayoutMismatchError(f"{name} is {operand.format.name}; allowed: {fmt.name}")
         present = operand.row if axis is Axis.ROW else operand.column
         if not operand.format.is_block_scaled:
-            present = operand.plain  # type: ignore[assignment]
+            present = operand.plain
         if present is None:
             raise LayoutMismatchError(f"{name} lacks its {axis.value} copy, which is read here")
         _require_elements(name, present, operand.shape)
