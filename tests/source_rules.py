@@ -55,6 +55,11 @@ EXEMPT_FOLDERS = ("patches/",)
 # Folders whose modules each have a place of their own in the order.
 _ROOMS = ("", "integration", "op", "op.kernels", "op.step", "op.te", "op.tensors")
 
+# What a backend can run is known before what runs it is imported.
+_CAPABILITIES = tuple(
+    f"op.backends.{name}.capability" for name in ("cudnn", "cutedsl", "reference", "upstream")
+)
+
 # Imports go to the same stage or an earlier one. The longest prefix of a module's name decides.
 STAGES: tuple[tuple[str, ...], ...] = (
     ("", "_C", "integration", "integration.installed_te", "_bootstrap"),
@@ -90,6 +95,9 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("op.plan",),
     ("op.step.split_guard", "op.kernels.split_guard_kernels"),
     ("op.fit",),
+    ("op.backends", *_CAPABILITIES),
+    ("op.selection",),
+    ("op.decisions",),
     ("op.te.probes",),
     ("op.tensors.checks", "op.tensors.operands", "op.tensors.gradients"),
     ("op.te.recipes",),
@@ -105,13 +113,18 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("op.tensors.quantize", "op.tensors.weights"),
     ("op.backends.base",),
     ("op.backends.checked",),
-    ("op.backends",),
-    ("op.selection",),
-    ("op.decisions",),
+    (
+        "op.backends.cudnn",
+        "op.backends.cutedsl",
+        "op.backends.reference",
+        "op.backends.upstream",
+    ),
+    ("op.execution",),
     ("op.step.saved",),
     ("op.step.ops_state", "op.step.intact"),
     ("op.step.inputs", "op.step.bias_gradient", "op.step.data_gradient", "op.step.weight_gradient"),
     ("op.fusion", "op.step.unfused"),
+    ("op.explain",),
     ("integration.upstream_api",),
     ("_fork",),
     ("patches",),
@@ -122,16 +135,13 @@ UPWARD_ALLOWED = {
     ("_bootstrap", "integration.overlay"),
     # The package's own names are looked up when they are asked for, not at start-up.
     ("", "integration.overlay"),
-    ("", "op.decisions"),
-    # Asked about a module, it needs TE; what a process decided is told without it.
-    ("op.decisions", "op.fusion"),
+    ("", "op.explain"),
 }
 # Where a module is imported by a name that is put together at run time, and what names it can be.
 COMPUTED_IMPORTS = {
     "integration/installed_te.py": "the modules of TE in its table",
-    "op/selection.py": "the backends, of its own literals",
+    "op/execution.py": "the backends, of their literals",
     "cli/output.py": "a package for people",
-    "cli/paths.py": "a backend's capability",
     "__init__.py": "the package's own, of its literals",
     "integration/overlay.py": "the package that holds TE's module",
     "patches/__init__.py": "its own modules",
@@ -169,6 +179,8 @@ LEAVES = (
     "problem",
     "plan",
     "fit",
+    "selection",
+    "decisions",
 )
 
 MAX_FUNCTION_LINES = 60

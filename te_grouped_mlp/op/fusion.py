@@ -12,7 +12,6 @@ from te_grouped_mlp.op import environment, selection
 from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.backends.upstream import backend as upstream
 from te_grouped_mlp.op.decisions import UNFUSED, Decision, record
-from te_grouped_mlp.op.decisions import explain as explain
 from te_grouped_mlp.op.environment import BACKEND_SWITCH, FUSED_SWITCH
 from te_grouped_mlp.op.fit import INTERLEAVE, feature_refusals
 from te_grouped_mlp.op.formats import MXFP8, DType

@@ -13,7 +13,7 @@ import torch
 from te_grouped_mlp.measure.bench.shapes import Inputs, Shape
 from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.backends.base import DactEpilogue, Fc1Epilogue, GemmEpilogue
-from te_grouped_mlp.op.backends.cutedsl import keys
+from te_grouped_mlp.op.backends.cutedsl import capability, keys
 from te_grouped_mlp.op.backends.cutedsl.backend import CuteDslBackend
 from te_grouped_mlp.op.backends.cutedsl.compile import target_arch
 from te_grouped_mlp.op.backends.cutedsl.config import Op
@@ -62,7 +62,7 @@ def plan_of(shape: Shape, *, deterministic: bool = False) -> Plan:
         format=UNQUANTIZED,
     )
     env = Environment((9, 0), _VERSIONS, Absent("none"), Switches(backend="cutedsl"), False)
-    plan = _BACKEND.plan(problem_of(shape), call, env)
+    plan = capability.plan(problem_of(shape), call, env)
     assert isinstance(plan, Plan), plan
     return plan
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op import environment, selection
+from te_grouped_mlp.op import environment, execution
 from te_grouped_mlp.op.backends.checked import CheckedBackend
 from te_grouped_mlp.op.layout import Kernel, RowExtent
 from te_grouped_mlp.op.plan import Plan
@@ -201,29 +201,29 @@ def _valued(codes: torch.Tensor, scales: torch.Tensor, axis: Axis) -> Copy:
 @contextlib.contextmanager
 def recording() -> Iterator[Recorded]:
     """Note what every fused step reads while the block runs; this synchronises."""
-    into, run = Recorded(), selection.run
-    selection.run = lambda plan: _Recorder(run(plan), plan, into)  # type: ignore[assignment]
+    into, run = Recorded(), execution.operations
+    execution.operations = lambda plan: _Recorder(run(plan), plan, into)  # type: ignore[assignment]
     try:
         yield into
     finally:
-        selection.run = run
+        execution.operations = run
 
 
 @contextlib.contextmanager
 def backends_used() -> Iterator[set[str]]:
     """Collect the names of the backends of fused passes; this does not synchronise."""
     names: set[str] = set()
-    run = selection.run
+    run = execution.operations
 
     def noted(plan: Plan) -> CheckedBackend:
         names.add(plan.backend)
         return run(plan)
 
-    selection.run = noted
+    execution.operations = noted
     try:
         yield names
     finally:
-        selection.run = run
+        execution.operations = run
 
 
 def plain_step(case: StepCase) -> Found:

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from te_grouped_mlp.op.activations import Activation
-from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED, DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
 from te_grouped_mlp.op.plan import Reason, Reject
@@ -62,14 +61,14 @@ def test_rejects_read_as_sentences():
 
 
 def test_plan_finds_its_launches():
-    plan = Case(ACTIVATIONS["srelu"], (128,), 128).plan(ReferenceBackend())
+    plan = Case(ACTIVATIONS["srelu"], (128,), 128).plan()
     assert plan.launch(Kernel.FC1_ACT).kernel is Kernel.FC1_ACT
     with pytest.raises(KeyError, match="the plan has no launch fc2_bias_grad"):
         dataclasses.replace(plan, launches=plan.launches[:2]).launch(Kernel.FC2_BIAS_GRAD)
 
 
 def test_plan_names_the_wanted_outputs_that_differ_between_runs():
-    plan = Case(ACTIVATIONS["srelu"], (128,), 128).plan(ReferenceBackend())
+    plan = Case(ACTIVATIONS["srelu"], (128,), 128).plan()
     assert plan.not_deterministic() == {}
     atomic = Launch(
         Kernel.DACT_DGRAD,

@@ -25,23 +25,19 @@ from te_grouped_mlp.op.backends.base import (
     Fc1Epilogue,
     Fc1Result,
     GemmEpilogue,
-    planned,
     require_shape,
 )
 from te_grouped_mlp.op.backends.cudnn import (
     alignment,
     arguments,
-    capability,
     outputs,
     streams,
     te_calls,
     views,
 )
 from te_grouped_mlp.op.backends.cudnn.launch import Launch
-from te_grouped_mlp.op.environment import Environment
 from te_grouped_mlp.op.layout import Kernel
-from te_grouped_mlp.op.plan import Plan, Reject
-from te_grouped_mlp.op.problem import Call, Problem
+from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.tensors.operands import (
     Axis,
@@ -56,18 +52,6 @@ _WGRAD_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 class CudnnBackend:
     """See `backends.base.Backend` for the contract of every method."""
-
-    name = capability.NAME
-    host = capability.GPU
-
-    def refusal(self, problem: Problem, env: Environment) -> Reject | None:
-        """Say why no call of `problem` could run here; None when some can."""
-        return capability.refusal(problem, env, self.host)
-
-    def plan(self, problem: Problem, call: Call, env: Environment) -> Plan | Reject:
-        """Plan the call."""
-        launches = capability.plan_launches(problem, call, env, self.host)
-        return planned(self.name, problem, call, launches, split_multiple=capability.ROWS_MULTIPLE)
 
     def fc1_act(
         self, plan: Plan, x: GroupedOperand, w: WeightOperand, epilogue: Fc1Epilogue

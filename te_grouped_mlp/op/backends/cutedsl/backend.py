@@ -26,10 +26,9 @@ from te_grouped_mlp.op.backends.base import (
     Fc1Epilogue,
     Fc1Result,
     GemmEpilogue,
-    planned,
     require_shape,
 )
-from te_grouped_mlp.op.backends.cutedsl import arguments, capability, keys
+from te_grouped_mlp.op.backends.cutedsl import arguments, keys
 from te_grouped_mlp.op.backends.cutedsl.compile import target_arch
 from te_grouped_mlp.op.backends.cutedsl.config import Op
 from te_grouped_mlp.op.backends.cutedsl.launch import (
@@ -38,12 +37,10 @@ from te_grouped_mlp.op.backends.cutedsl.launch import (
     reduce_row_partials,
     zero_tail,
 )
-from te_grouped_mlp.op.environment import Environment
 from te_grouped_mlp.op.formats import DType
 from te_grouped_mlp.op.kernels import group_reductions
 from te_grouped_mlp.op.layout import Kernel, Output
-from te_grouped_mlp.op.plan import Plan, Reject
-from te_grouped_mlp.op.problem import Call, Problem
+from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.tensors import dequantized_tokens, memory
 from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.tensors.operands import Axis, GroupedOperand, Splits, WeightOperand
@@ -55,24 +52,6 @@ _WGRADS = {Kernel.FC1_WGRAD: Op.FC1_WGRAD, Kernel.FC2_WGRAD: Op.FC2_WGRAD}
 
 class CuteDslBackend:
     """See `backends.base.Backend` for the contract of every method."""
-
-    name = capability.NAME
-
-    def refusal(self, problem: Problem, env: Environment) -> Reject | None:
-        """Say why no call of `problem` could run here; None when some can."""
-        return capability.refusal(problem, env)
-
-    def plan(self, problem: Problem, call: Call, env: Environment) -> Plan | Reject:
-        """Plan the call; the layout is always packed."""
-        launches = capability.plan_launches(problem, call, env)
-        return planned(
-            self.name,
-            problem,
-            call,
-            launches,
-            reads_values=call.format.is_block_scaled,
-            reuses_weights=env.switches.reuse_weights,
-        )
 
     def fc1_act(
         self, plan: Plan, x: GroupedOperand, w: WeightOperand, epilogue: Fc1Epilogue

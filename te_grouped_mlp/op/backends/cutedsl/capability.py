@@ -18,7 +18,7 @@ from te_grouped_mlp.op.fit import INTERLEAVE, activation_refusals, feature_refus
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED, DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
 from te_grouped_mlp.op.packages import Absent
-from te_grouped_mlp.op.plan import Reason, Reject
+from te_grouped_mlp.op.plan import Plan, Reason, Reject, planned
 from te_grouped_mlp.op.problem import Call, Problem, RecipeKind, TensorKind
 
 NAME = "cutedsl"
@@ -61,6 +61,18 @@ def plan_launches(problem: Problem, call: Call, env: Environment) -> tuple[Launc
         return found
     bias = problem.fc2.has_bias and problem.fc2.scale_bias
     return _launches(call.format.is_block_scaled, call.wanted, call.unit_scale, bias)
+
+
+def plan(problem: Problem, call: Call, env: Environment) -> Plan | Reject:
+    """Plan a call, always packed, or say why it is refused; arguments as of `plan_launches`."""
+    return planned(
+        NAME,
+        problem,
+        call,
+        plan_launches(problem, call, env),
+        reads_values=call.format.is_block_scaled,
+        reuses_weights=env.switches.reuse_weights,
+    )
 
 
 def _problem_refusals(problem: Problem, env: Environment, *, steps_in: bool) -> Iterator[Reject]:

@@ -19,19 +19,15 @@ from te_grouped_mlp.op.backends.base import (
     Fc1Epilogue,
     Fc1Result,
     GemmEpilogue,
-    planned,
     require_shape,
 )
-from te_grouped_mlp.op.backends.reference import capability
 from te_grouped_mlp.op.backends.reference.arguments import moved
 from te_grouped_mlp.op.backends.reference.kernels.dact_dgrad import dact_dgrad
 from te_grouped_mlp.op.backends.reference.kernels.fc1_act import fc1_act
 from te_grouped_mlp.op.backends.reference.kernels.gemm import gemm
 from te_grouped_mlp.op.backends.reference.kernels.wgrad import wgrad
-from te_grouped_mlp.op.environment import Environment
 from te_grouped_mlp.op.layout import Kernel
-from te_grouped_mlp.op.plan import Plan, Reject
-from te_grouped_mlp.op.problem import Call, Problem
+from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.tensors.operands import GroupedOperand, WeightOperand
 
@@ -40,23 +36,6 @@ _HOST = torch.device("cpu")
 
 class ReferenceBackend:
     """See `backends.base.Backend` for the contract of every method."""
-
-    name = capability.NAME
-
-    def refusal(self, problem: Problem, env: Environment) -> Reject | None:
-        """Say why no call of `problem` could run here; None when some can."""
-        return capability.refusal(problem, env)
-
-    def plan(self, problem: Problem, call: Call, env: Environment) -> Plan | Reject:
-        """Plan the call; alone among the backends it honours the forced faulty layout."""
-        launches = capability.plan_launches(problem, call, env)
-        return planned(
-            self.name,
-            problem,
-            call,
-            launches,
-            single_group_is_always_dense=env.single_group_is_always_dense,
-        )
 
     def fc1_act(
         self, plan: Plan, x: GroupedOperand, w: WeightOperand, epilogue: Fc1Epilogue

@@ -16,7 +16,7 @@ from te_grouped_mlp.op.fit import INTERLEAVE, feature_refusals
 from te_grouped_mlp.op.formats import MAX_QUANTIZED_GROUPS, MXFP8, UNQUANTIZED, DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
 from te_grouped_mlp.op.packages import RUNTIME_OFFSETS, Absent
-from te_grouped_mlp.op.plan import Reason, Reject
+from te_grouped_mlp.op.plan import Plan, Reason, Reject, planned
 from te_grouped_mlp.op.problem import Call, Problem, RecipeKind, TensorKind
 
 NAME = "reference"
@@ -49,6 +49,16 @@ def plan_launches(problem: Problem, call: Call, env: Environment) -> tuple[Launc
     """
     found = refusal(problem, env) or next(_call_refusals(problem, call), None)
     return found if found is not None else tuple(_launches(problem, call, env))
+
+
+def plan(problem: Problem, call: Call, env: Environment) -> Plan | Reject:
+    """Plan a call, or say why it is refused; arguments as of `plan_launches`.
+
+    Alone among the backends this one honours the forced faulty layout.
+    """
+    launches = plan_launches(problem, call, env)
+    dense = env.single_group_is_always_dense
+    return planned(NAME, problem, call, launches, single_group_is_always_dense=dense)
 
 
 def _problem_refusals(problem: Problem, env: Environment) -> Iterator[Reject]:

@@ -20,14 +20,15 @@ from te_grouped_mlp.op.backends.base import (
     Fc1Epilogue,
     GemmEpilogue,
 )
-from te_grouped_mlp.op.backends.cudnn import arguments, checks, streams, views
+from te_grouped_mlp.op.backends.cudnn import arguments, capability, checks, streams, views
+from te_grouped_mlp.op.backends.cudnn.backend import CudnnBackend
 from te_grouped_mlp.op.layout import Kernel
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.tensors.operands import Axis, GroupedOperand, WeightOperand
 from tests.op.backends.cudnn import operands
 from tests.op.backends.cudnn.facts import call, problem
-from tests.op.backends.cudnn.simulated import SimulatedBackend, environment_of, simulation
+from tests.op.backends.cudnn.simulated import HOST, environment_of, simulation
 from tests.support.frontend_stand_in import StandIn
 
 ROWS, H, FFN, GROUPS = 1024, 512, 256, 4
@@ -62,11 +63,11 @@ class Step:
         self.pre = torch.zeros(ROWS, wide, dtype=torch.bfloat16)
         self.prob: torch.Tensor | None = torch.ones(ROWS)
         self.out = torch.zeros(ROWS, H, dtype=torch.bfloat16)
-        self.backend = SimulatedBackend()
+        self.backend = CudnnBackend()
 
     def _plan(self) -> Plan:
-        found = SimulatedBackend().plan(
-            problem(self.kind, device="cpu"), call(), environment_of(self.frontend)
+        found = capability.plan(
+            problem(self.kind, device="cpu"), call(), environment_of(self.frontend), HOST
         )
         assert isinstance(found, Plan)
         return found

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from te_grouped_mlp.op.backends.base import DactEpilogue, Fc1Epilogue, GemmEpilogue
+from te_grouped_mlp.op.backends.cutedsl import capability
 from te_grouped_mlp.op.backends.cutedsl.backend import CuteDslBackend
 from te_grouped_mlp.op.environment import Environment, Switches
 from te_grouped_mlp.op.formats import UNQUANTIZED
@@ -63,7 +64,7 @@ def plan_of(case: Case) -> Plan:
         deterministic=True,
         format=UNQUANTIZED,
     )
-    plan = BACKEND.plan(problem_of(case), call, HOPPER)
+    plan = capability.plan(problem_of(case), call, HOPPER)
     assert isinstance(plan, Plan), plan
     return plan
 

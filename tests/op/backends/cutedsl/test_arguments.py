@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from te_grouped_mlp.op.backends.base import DactEpilogue, Fc1Epilogue, GemmEpilogue
-from te_grouped_mlp.op.backends.cutedsl import arguments
+from te_grouped_mlp.op.backends.cutedsl import arguments, capability
 from te_grouped_mlp.op.backends.cutedsl.backend import CuteDslBackend
 from te_grouped_mlp.op.formats import UNQUANTIZED
 from te_grouped_mlp.op.layout import Kernel
@@ -196,7 +196,7 @@ def test_int32_offsets_are_those_of_the_splits():
 def operands():
     backend = CuteDslBackend()
     problem = problem_of(ACTIVATIONS["swiglu"])
-    plan = backend.plan(problem, call_of(), environment())
+    plan = capability.plan(problem, call_of(), environment())
     counts = torch.full((8,), 125)
     offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     splits = Splits(counts, offsets[1:].int(), offsets, {}, None)

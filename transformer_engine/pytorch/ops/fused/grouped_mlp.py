@@ -31,7 +31,7 @@ from transformer_engine.pytorch.quantization import FP8GlobalStateManager
 from transformer_engine.pytorch.tensor.grouped_tensor import GroupedTensor
 
 from te_grouped_mlp.integration import upstream_api
-from te_grouped_mlp.op import decisions, environment, fusion, selection
+from te_grouped_mlp.op import decisions, environment, execution, fusion, selection
 from te_grouped_mlp.op.backends.base import Fc1Epilogue, GemmEpilogue
 from te_grouped_mlp.op.fusion import is_glu_activation as is_glu_activation
 from te_grouped_mlp.op.fusion import validate_grouped_mlp_dims as validate_grouped_mlp_dims
@@ -156,7 +156,8 @@ class _GroupedMLP_CuTeGEMMBase(upstream_api.UpstreamSeams, FusedOperation):  # n
         split_guard.require_none_reported()
         state = saved.restore(ctx.skeleton, ctx.saved_tensors)
         plan = state.plan
-        selection.require_no_stronger_demand(plan, environment.current_switches())
+        demanded = probes.determinism_requested(environment.current_switches())
+        selection.require_no_stronger_demand(plan, deterministic=demanded)
         carriers.refuse(ops[2], carriers.GRAD)
         scaled = plan.call.format.is_block_scaled
         quantizers.require_readable("grad_output", grad_output, block_scaled=scaled)
@@ -177,7 +178,7 @@ def _forward(
 ) -> saved.SavedState:
     """Launch the forward into `out` and return what the backward needs."""
     fc1, _, fc2 = ops
-    problem, call, run = plan.problem, plan.call, selection.run(plan)
+    problem, call, run = plan.problem, plan.call, execution.operations(plan)
     dtype = torch_dtype(call.dtype)
     dw1, dx, needs_dact = call.wants(Output.DW1), call.wants(Output.DX), call.needs_dact
     keeps_activated = call.wants(Output.DW2) and not plan.recomputes_activated
@@ -219,7 +220,7 @@ def _backward(
     """Launch the backward; returns dx, FC1's and FC2's parameter gradients, and dprob in fp32."""
     fc1, _, fc2 = ops
     plan, splits = state.plan, state.splits
-    problem, call, run = plan.problem, plan.call, selection.run(plan)
+    problem, call, run = plan.problem, plan.call, execution.operations(plan)
     target1, target2 = weight_gradient.main_grad_targets(plan, owners)
     if not isinstance(grad_output, GroupedTensor):
         grad_output = grad_output.reshape(-1, problem.fc2.out_features)
