@@ -135,12 +135,16 @@ UPWARD_ALLOWED = {
     ("_bootstrap", "integration.overlay"),
     # The package's own names are looked up when they are asked for, not at start-up.
     ("", "integration.overlay"),
+    ("", "integration.standalone"),
+    ("", "op"),
     ("", "op.explain"),
+    ("", "patches"),
 }
 # Where a module is imported by a name that is put together at run time, and what names it can be.
 COMPUTED_IMPORTS = {
     "integration/installed_te.py": "the modules of TE in its table",
     "op/execution.py": "the backends, of their literals",
+    "op/selection.py": "the backends' capability modules, of their literals",
     "cli/output.py": "a package for people",
     "__init__.py": "the package's own, of its literals",
     "integration/overlay.py": "the package that holds TE's module",
