@@ -17,7 +17,7 @@ from te_grouped_mlp.op.fit import INTERLEAVE, feature_refusals
 from te_grouped_mlp.op.formats import MXFP8, DType
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import LinearSpec, Problem, RecipeKind
-from te_grouped_mlp.op.te import carriers, probes
+from te_grouped_mlp.op.te import probes, quantizers
 from te_grouped_mlp.op.te.adapter import (
     GroupedLinear,
     activation_kind,
@@ -88,10 +88,10 @@ def _fuse_triple(
     decision, upstream_op = _decide(triple, recipe)
     record(decision)
     _require_requested(decision)
-    if decision.path in (UNFUSED, selection.UPSTREAM) and not carriers.te_decodes():
+    if decision.path in (UNFUSED, selection.UPSTREAM) and not quantizers.te_decodes_carriers():
         # These would read the bytes as bf16: they do not know the announcement.
-        carriers.refuse(triple[0], carriers.INPUT)
-        carriers.refuse(triple[2], carriers.GRAD)
+        quantizers.refuse_carrier(triple[0], quantizers.CARRIER_INPUT)
+        quantizers.refuse_carrier(triple[2], quantizers.CARRIER_GRAD)
     if decision.path == UNFUSED:
         return None
     return build(*triple) if upstream_op is None else upstream_op

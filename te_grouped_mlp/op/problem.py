@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from enum import Enum
 
@@ -125,12 +126,12 @@ class Call:
         """Whether any of `outputs` is asked for."""
         return not self.wanted.isdisjoint(outputs)
 
-    @property
+    @functools.cached_property
     def needs_backward(self) -> bool:
         """Whether a backward may follow."""
         return self.wanted != frozenset({Output.Y})
 
-    @property
+    @functools.cached_property
     def needs_dact(self) -> bool:
         """Whether the backward goes through the activation."""
         return self.wants(Output.DX, Output.DW1, Output.DB1, Output.DPROB)

@@ -27,7 +27,7 @@ from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.layout import Output
 from te_grouped_mlp.op.plan import Reason
 from te_grouped_mlp.op.step import bias_gradient, inputs, ops_state, saved, weight_gradient
-from te_grouped_mlp.op.te import adapter, carriers, quantizers, recipes
+from te_grouped_mlp.op.te import adapter, quantizers
 from te_grouped_mlp.op.tensors import checks, quantize
 from tests.op import fixtures
 from tests.support import step
@@ -262,7 +262,7 @@ def _quantizers() -> None:
 
 
 def read_carriers_as_bf16(patch: Patch) -> None:
-    patch.setattr(carriers, "refuse", lambda _op, _attribute: None)
+    patch.setattr(quantizers, "refuse_carrier", lambda _op, _attribute: None)
 
 
 @repair("carriers are not read as bf16", read_carriers_as_bf16)
@@ -353,7 +353,7 @@ def _fixed_order() -> None:
 
 
 def ignore_the_gradient_format(patch: Patch) -> None:
-    patch.setattr(recipes, "HYBRID", "")
+    patch.setattr(quantizers, "HYBRID", "")
 
 
 @repair("gradients in E4M3 only", ignore_the_gradient_format)

@@ -16,7 +16,7 @@ from te_grouped_mlp.op.formats import DType
 from te_grouped_mlp.op.layout import Output, is_single_group
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import Call, LinearSpec, Problem, TensorKind
-from te_grouped_mlp.op.te import adapter, carriers, quantizers
+from te_grouped_mlp.op.te import adapter, quantizers
 from te_grouped_mlp.op.te.adapter import (
     GRAD_INPUT_BUFFER_KEY,
     OUTPUT_BUFFER_KEY,
@@ -73,8 +73,8 @@ def read_inputs(
     """
     if kwargs[0] or kwargs[2]:
         _check_buffer_owner(kwargs)
-    carriers.refuse(ops[0], carriers.INPUT)
-    carriers.refuse(ops[2], carriers.GRAD)
+    quantizers.refuse_carrier(ops[0], quantizers.CARRIER_INPUT)
+    quantizers.refuse_carrier(ops[2], quantizers.CARRIER_GRAD)
     weights = parameters(ops[0]), parameters(ops[2])
     device = weights[0][0].device
     checks.same_device("FC2's weight", weights[1][0], device)

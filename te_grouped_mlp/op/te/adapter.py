@@ -30,6 +30,7 @@ from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import LinearSpec, Problem, RecipeKind
 from te_grouped_mlp.op.step import split_guard
 from te_grouped_mlp.op.te import quantizers
+from te_grouped_mlp.op.te.quantizers import flag
 from te_grouped_mlp.op.tensors.operands import Splits
 
 __all__ = [
@@ -41,7 +42,6 @@ __all__ = [
     "activation_spec",
     "clear_tensor_data",
     "compute_dtype",
-    "flag",
     "format_of",
     "has_unit_scale",
     "host_splits",
@@ -99,11 +99,6 @@ def _names(kind: str, num_groups: int) -> tuple[tuple[str, ...], Callable[[Any],
     """Return the names of parameters, and what takes them all out of a dictionary at once."""
     names = tuple(f"{kind}{index}" for index in range(num_groups))
     return names, operator.itemgetter(*names)
-
-
-def flag(op: Any, name: str) -> bool:
-    """Whether an op has an attribute that is true. A module is slow to say that it has none."""
-    return (name in op.__dict__ or hasattr(type(op), name)) and bool(getattr(op, name))
 
 
 def is_quantized(weight: torch.Tensor) -> bool:

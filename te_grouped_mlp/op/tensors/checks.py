@@ -206,18 +206,14 @@ def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def gradient(name: str, tensor: torch.Tensor, shape: tuple[int, ...], device: torch.device) -> None:
-    """Check a gradient buffer: `gradient_shape` and `gradient_kind`."""
-    gradient_shape(name, tensor, shape)
-    gradient_kind(name, tensor, device)
-
-
-def gradient_kind(name: str, tensor: torch.Tensor, device: torch.device) -> None:
-    """Check that a gradient buffer lies where its weight does and can hold a gradient.
+    """Check that a gradient buffer fits its weight and can hold a gradient.
 
     Raises:
-        RuntimeError: It lies elsewhere, its dtype is no floating-point one, or there is less memory
-            than its shape takes.
+        RuntimeError: It has another shape, lies elsewhere, its dtype is no floating-point one, or
+            there is less memory than its shape takes.
     """
+    if tensor.shape != shape:
+        raise RuntimeError(f"{name} has shape {tuple(tensor.shape)}; allowed: {shape}")
     if tensor.device != device:
         raise RuntimeError(f"{name} is on {tensor.device}; allowed: {device}, as its weight")
     if not tensor.dtype.is_floating_point:
@@ -226,13 +222,3 @@ def gradient_kind(name: str, tensor: torch.Tensor, device: torch.device) -> None
         capacity.require_memory(name, tensor)
     except ValueError as error:
         raise RuntimeError(str(error)) from None
-
-
-def gradient_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
-    """Check that a gradient buffer has the shape of its weight.
-
-    Raises:
-        RuntimeError: It has another shape.
-    """
-    if tuple(tensor.shape) != shape:
-        raise RuntimeError(f"{name} has shape {tuple(tensor.shape)}; allowed: {shape}")

@@ -222,7 +222,7 @@ def _finished(
         )  # fmt: skip
     result = _operand(
         plan, splits, grad,
-        row=plan.call.wants(Output.DX), column=epilogue.want_column,
+        row=Output.DX in plan.call.wanted, column=epilogue.want_column,
         keep_quantized_for_backward=problem.fc1.delay_wgrad, paired=spec.is_gated,
     )  # fmt: skip
     return DactResult(result, dprob, bias_grad, activated)
