@@ -90,8 +90,7 @@ def _fuse_triple(
     _require_requested(decision)
     if decision.path in (UNFUSED, selection.UPSTREAM) and not quantizers.te_decodes_carriers():
         # These would read the bytes as bf16: they do not know the announcement.
-        quantizers.refuse_carrier(triple[0], quantizers.CARRIER_INPUT)
-        quantizers.refuse_carrier(triple[2], quantizers.CARRIER_GRAD)
+        quantizers.refuse_carriers(triple[0], triple[2])
     if decision.path == UNFUSED:
         return None
     return build(*triple) if upstream_op is None else upstream_op

@@ -262,7 +262,7 @@ def _quantizers() -> None:
 
 
 def read_carriers_as_bf16(patch: Patch) -> None:
-    patch.setattr(quantizers, "refuse_carrier", lambda _op, _attribute: None)
+    patch.setattr(quantizers, "refuse_carriers", lambda _fc1, _fc2: None)
 
 
 @repair("carriers are not read as bf16", read_carriers_as_bf16)

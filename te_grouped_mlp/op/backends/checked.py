@@ -89,7 +89,8 @@ class CheckedBackend:
 
     def _rows(self, name: str, operand: GroupedOperand, axis: Axis, features: int) -> None:
         layout, fmt = self._plan.layout, self._plan.call.format
-        layout.require(operand.layout, name)
+        if operand.layout is not layout:
+            layout.require(operand.layout, name)
         if operand.shape != (layout.buffer_rows, features):
             raise LayoutMismatchError(
                 f"{name} has shape {operand.shape}; allowed: {(layout.buffer_rows, features)}"

@@ -58,8 +58,7 @@ def forward(
     Raises:
         RuntimeError: An op announces a tensor that it would misread.
     """
-    quantizers.refuse_carrier(ops[0], quantizers.CARRIER_INPUT)
-    quantizers.refuse_carrier(ops[2], quantizers.CARRIER_GRAD)
+    quantizers.refuse_carriers(ops[0], ops[2])
     outputs = []
     before = [prev_op_grad_output_quantizer, *(op.get_grad_output_quantizer() for op in ops[:-1])]
     after = [*(op.get_input_quantizer() for op in ops[1:]), next_op_input_quantizer]

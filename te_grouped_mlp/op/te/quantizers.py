@@ -219,20 +219,21 @@ def te_decodes_carriers() -> bool:
     return hasattr(importlib.import_module("transformer_engine.pytorch.ep"), _DECODER)
 
 
-def refuse_carrier(op: Any, attribute: str) -> None:
-    """Refuse an op that announces a token tensor which only claims to be bf16.
+def refuse_carriers(fc1: Any | None, fc2: Any) -> None:
+    """Refuse ops that announce a token tensor which only claims to be bf16.
 
     Args:
-        op: FC1 for the input, FC2 for the output gradient.
-        attribute: The announcement.
+        fc1: Announces the input; None in a backward, which does not read it.
+        fc2: Announces the output gradient.
 
     Raises:
-        RuntimeError: The op announces one.
+        RuntimeError: One announces it.
     """
-    if flag(op, attribute):
-        raise RuntimeError(
-            f"{attribute} is set on {type(op).__name__}, but no released Transformer Engine has a "
-            "function that decodes such a tensor (proposed, and not merged: "
-            f"transformer_engine.pytorch.ep.{_DECODER}); allowed: a plain tensor "
-            "or a GroupedTensor, without the announcement"
-        )
+    for op, attribute in ((fc1, CARRIER_INPUT), (fc2, CARRIER_GRAD)):
+        if op is not None and flag(op, attribute):
+            raise RuntimeError(
+                f"{attribute} is set on {type(op).__name__}, but no released Transformer Engine "
+                "has a function that decodes such a tensor (proposed, and not merged: "
+                f"transformer_engine.pytorch.ep.{_DECODER}); allowed: a plain tensor "
+                "or a GroupedTensor, without the announcement"
+            )

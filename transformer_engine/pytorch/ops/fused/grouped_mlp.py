@@ -158,7 +158,7 @@ class _GroupedMLP_CuTeGEMMBase(upstream_api.UpstreamSeams, FusedOperation):  # n
         plan = state.plan
         demanded = probes.determinism_requested(environment.current_switches())
         selection.require_no_stronger_demand(plan, deterministic=demanded)
-        quantizers.refuse_carrier(ops[2], quantizers.CARRIER_GRAD)
+        quantizers.refuse_carriers(None, ops[2])
         scaled = plan.call.format.is_block_scaled
         quantizers.require_readable("grad_output", grad_output, block_scaled=scaled)
         ops_state.require_unwritten(state, ctx.owners)
