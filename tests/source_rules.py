@@ -154,7 +154,6 @@ TE_IMPORTERS = (
     "cli",
     "op.backends.cudnn.te_calls",
     "op.backends.upstream",
-    "op.te.carriers",
     "op.tensors.experts",
     "op.fusion",
     "op.tensors.quantize",

@@ -20,10 +20,9 @@ DB2, DPROB = Output.DB2, Output.DPROB
 
 
 def plan_of(wanted: set[Output], *, scaled: bool = True, grouped: bool = False) -> Any:
-    from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 
     case = Case(ACTIVATIONS["swiglu"], SIZES, sum(SIZES), fc2_bias=True, scale_bias=scaled)
-    plan = case.plan(ReferenceBackend())
+    plan = case.plan()
     fc2 = dataclasses.replace(plan.problem.fc2, single_grouped_bias=grouped)
     return dataclasses.replace(
         plan,
