@@ -51,7 +51,7 @@ def run(case, model=None, inputs=None):
     inputs = step.make_inputs(case) if inputs is None else inputs
     y = step.run_model(model, case, inputs)
     assert type(step.fused_op(model)).__name__.startswith("GroupedMLP_CuTeGEMM")
-    assert explain.explain()[-1].path == "cutedsl", decisions.explain()
+    assert explain.explain()[-1].path == "cutedsl", explain.explain()
     return step.collect(case, model, inputs, y)
 
 
