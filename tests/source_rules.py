@@ -118,7 +118,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ),
     ("op.execution",),
     ("op.step.saved",),
-    ("op.step.ops_state", "op.step.intact"),
+    ("op.step.intact",),
     ("op.step.inputs", "op.step.bias_gradient", "op.step.data_gradient", "op.step.weight_gradient"),
     ("op.fusion", "op.step.unfused"),
     ("op.explain",),
