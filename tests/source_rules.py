@@ -70,6 +70,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
         "op.block_scale_math",
     ),
     ("standalone",),
+    ("emulator",),
     ("overlay",),
     ("op.problem",),
     ("op.plan",),
