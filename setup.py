@@ -23,6 +23,8 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 PTH = "te_grouped_mlp.pth"
 FORK_DIR = "transformer_engine/pytorch/ops/fused"
+# Of the emulator, beside the extension; loaded by path, so it has no name that Python could import.
+RUNTIME_SHIM = "emulator/libcute_dsl_runtime.so"
 
 
 def tool(name: str) -> str | None:
@@ -47,7 +49,7 @@ def tool(name: str) -> str | None:
 
 
 class CMakeBuild(build_ext):
-    """Build `te_grouped_mlp._C` with the repository's CMakeLists.txt."""
+    """Build `te_grouped_mlp._C` and the emulator's library with the repository's CMakeLists.txt."""
 
     def build_extension(self, ext: Extension) -> None:
         """Configure and build one extension into the folder where setuptools expects it.
@@ -84,8 +86,29 @@ class CMakeBuild(build_ext):
         subprocess.run(
             [cmake, "--build", str(work), "--config", config, "--parallel", jobs], check=True
         )
-        if not target.is_file():
-            raise RuntimeError(f"CMake ended without error, but {target} does not exist")
+        for file in (target, target.parent / RUNTIME_SHIM):
+            if not file.is_file():
+                raise RuntimeError(f"CMake ended without error, but {file} does not exist")
+
+    def copy_extensions_to_source(self) -> None:
+        """Copy what was built into the source tree, as an editable install wants it."""
+        super().copy_extensions_to_source()
+        self.copy_file(self._built_shim(), str(ROOT / "te_grouped_mlp" / RUNTIME_SHIM))
+
+    def get_outputs(self) -> list[str]:
+        """Name every file that is built."""
+        return [*super().get_outputs(), self._built_shim()]
+
+    def get_output_mapping(self) -> dict[str, str]:
+        """Say which file of the source tree stands for a built one, in an editable install."""
+        source = str(Path("te_grouped_mlp") / RUNTIME_SHIM)
+        return {
+            **super().get_output_mapping(),
+            **({self._built_shim(): source} if self.inplace else {}),
+        }
+
+    def _built_shim(self) -> str:
+        return str(Path(self.build_lib) / "te_grouped_mlp" / RUNTIME_SHIM)
 
 
 class BuildPth(Command):
