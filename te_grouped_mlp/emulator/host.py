@@ -39,18 +39,26 @@ class EmulatedGpu:
     """
 
     sm = runtime.SM
-    multiprocessors = runtime.MULTIPROCESSORS
 
     def __init__(
         self,
         options: Options | None = None,
         launched: Callable[[Launch, Report], None] | None = None,
+        clusters: int = 3,
     ) -> None:
-        """Make one; CuTe DSL compiles for it from now on (see `runtime.select`)."""
+        """Make one; CuTe DSL compiles for it from now on (see `runtime.select`).
+
+        Args:
+            options: Of the executions.
+            launched: Called with every launch and its report.
+            clusters: What persistent kernels are told that the GPU holds at a time. Few, so that
+                each computes several tiles of a small problem, and the emulation takes less time.
+        """
         runtime.select()
         self.options = options or Options()
         self.reports: list[Report] = []
         self.launched = launched
+        self._clusters = clusters
         self._memory = GlobalMemory()
         self._allocations = Allocations(self._memory)
 
@@ -62,6 +70,10 @@ class EmulatedGpu:
     ) -> torch.Tensor:
         """Return a fresh tensor; a kernel that reads it before something wrote it is at fault."""
         return self._allocations.empty(shape, dtype, strides)
+
+    def active_clusters(self, size: int) -> int:
+        """Return how many clusters of `size` CTAs the GPU is said to hold at a time."""
+        return min(self._clusters, runtime.MULTIPROCESSORS // size)
 
     def written(self, tensor: torch.Tensor) -> None:
         """Say that something else than torch has written a fresh tensor."""

@@ -67,6 +67,10 @@ def _library() -> ctypes.CDLL:
     return ctypes.CDLL(str(library_path()), mode=ctypes.RTLD_GLOBAL)
 
 
+_scratch = tempfile.TemporaryDirectory(prefix="te-grouped-mlp-ptx-")
+"""Where CuTe DSL writes PTX; gone when the process ends."""
+
+
 @functools.cache
 def select() -> None:
     """Let CuTe DSL compile for sm_100a, keep the PTX, and call our library, from now on.
@@ -85,7 +89,7 @@ def select() -> None:
     settings.shared_libs = str(path)
     settings.keep_ptx = True
     settings.disable_file_caching = True
-    settings.dump_dir = tempfile.mkdtemp(prefix="te-grouped-mlp-ptx-")
+    settings.dump_dir = _scratch.name
 
 
 @dataclass

@@ -91,7 +91,6 @@ class Allocations:
     def __init__(self, memory: GlobalMemory) -> None:
         self._memory = memory
         self._known: dict[int, _Allocation] = {}
-        self._fresh: dict[int, tuple[int, int]] = {}
 
     def empty(
         self, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None
@@ -131,7 +130,7 @@ class Allocations:
         """Take a fresh tensor for written, by code that torch does not count."""
         known = self._known.get(tensor.untyped_storage().data_ptr())
         if known is not None and known.version is not None:
-            self._replace(known, None)
+            self._take_for_written(known)
 
     def bytes_of(self, tensor: torch.Tensor) -> tuple[int, int]:
         """Return address and size of the allocation that a registered tensor lies in."""
@@ -144,24 +143,29 @@ class Allocations:
         if not nbytes:
             return
         known = self._known.get(key)
-        if known is None:
+        if known is None or known.storage() is not storage:
             self._add(tensor, key, nbytes, None)
         elif known.version is not None and known.version != tensor._version:
             # Torch has written to it; how much cannot be told, so all of it.
-            self._replace(known, None)
+            self._take_for_written(known)
 
     def _add(self, tensor: torch.Tensor, address: int, nbytes: int, version: int | None) -> None:
         storage = tensor.untyped_storage()
+        end = address + nbytes
+        # Memory that lives overlaps no other; what does was freed, and has not been forgotten yet.
+        for key, each in list(self._known.items()):
+            if each.address < end and address < each.address + each.nbytes:
+                self._forget(key)
         name = f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} at {address:#x}"
         self._memory.register(address, nbytes, name=name, written=version is None)
         key = storage.data_ptr()
         self._known[key] = _Allocation(address, nbytes, weakref.ref(storage), version)
 
-    def _replace(self, known: _Allocation, version: int | None) -> None:
+    def _take_for_written(self, known: _Allocation) -> None:
         self._memory.forget(known.address)
         name = f"{known.nbytes} bytes at {known.address:#x}"
         self._memory.register(known.address, known.nbytes, name=name, written=True)
-        known.version = version
+        known.version = None
 
     def _forget(self, key: int) -> None:
         self._memory.forget(self._known.pop(key).address)

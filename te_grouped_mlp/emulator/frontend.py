@@ -1,0 +1,88 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The installed cuDNN frontend with an emulated GPU behind it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from te_grouped_mlp.emulator import fake_cuda, runtime
+from te_grouped_mlp.emulator.host import EmulatedGpu, ptx_of
+
+
+class EmulatedFrontend:
+    """Wrappers of the frontend that take CPU tensors; their launches run on an `EmulatedGpu`."""
+
+    def __init__(self, gpu: EmulatedGpu) -> None:
+        """Take over the frontend of this process, for the rest of it.
+
+        Raises:
+            ImportError: The frontend is not installed.
+            RuntimeError: It was imported before (see `fake_cuda.install`).
+        """
+        self._gpu = gpu
+        self._pointed: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._arguments: list[Any] = []
+        fake_cuda.install(self._compiler, gpu.active_clusters, self._remember)
+
+    def replace(self, names: dict[str, str]) -> None:
+        """Put emulated wrappers where the frontend has its own.
+
+        Args:
+            names: Short name to the name in the package `cudnn`.
+        """
+        package = importlib.import_module("cudnn")
+        with fake_cuda.posing(self._gpu.empty):
+            found = {name: getattr(package, name, None) for name in names.values()}
+        for name, wrapper in found.items():
+            if wrapper is not None:
+                setattr(package, name, self.wrapper(wrapper))
+
+    def wrapper(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return one wrapper as one that takes CPU tensors."""
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("current_stream", 0) is None:
+                kwargs["current_stream"] = fake_cuda.STREAM.cuda_stream
+            # Some arguments reach a kernel by their address alone.
+            self._arguments = [*args, *kwargs.values()]
+            try:
+                with fake_cuda.posing(self._gpu.empty):
+                    return function(*args, **kwargs)
+            finally:
+                self._arguments = []
+
+        return run
+
+    def _remember(self, tensor: torch.Tensor) -> None:
+        self._pointed[id(tensor)] = weakref.ref(tensor)
+
+    def _compiler(self, original: Any) -> Any:
+        return _Compiler(original, self._call)
+
+    def _call(self, built: Any, ptx: str, *args: Any, **kwargs: Any) -> Any:
+        living = {key: found for key, ref in self._pointed.items() if (found := ref()) is not None}
+        self._pointed = {key: self._pointed[key] for key in living}
+        self._gpu.register(*living.values(), *self._arguments)
+        return self._gpu.call(built, ptx, *args, **kwargs)
+
+
+class _Compiler:
+    """`cute.compile` of kernels that are called with CPU tensors."""
+
+    def __init__(self, original: Any, call: Callable[..., Any]) -> None:
+        self._original, self._call = original, call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        built = runtime.explained(self._original, *args, **kwargs)
+        return functools.partial(self._call, built, ptx_of(built))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
