@@ -37,7 +37,7 @@ from te_grouped_mlp.host import (
     te_version,
     version_refusal,
 )
-from te_grouped_mlp.op.environment import FUSED_SWITCH, current_switches
+from te_grouped_mlp.op.environment import FUSED_SWITCH, current_switches, emulation_requested
 
 __all__ = [
     "HOST_NAMES",
@@ -109,6 +109,9 @@ def find_spec(
     Raises:
         ValueError: `NVTE_GROUPED_MLP_FORK` has a value that is not allowed.
     """
+    if fullname == TARGET and emulation_requested():
+        # By name: the emulator is entered from here alone, and the op does without it.
+        importlib.import_module("te_grouped_mlp.emulator.process").enter()
     if fullname == TARGET and te_root() is not None and _bootstrap.fork_enabled():
         spec = _fork_spec()
         if spec is not None:

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from te_grouped_mlp.op import emulated
+
 _fill_byte: int | None = None
 
 
@@ -24,7 +26,11 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) 
         A tensor the caller owns. Its content is whatever the allocator had, or the byte of the
         innermost `hostile` block in every position. Never synchronises.
     """
-    out = torch.empty(tuple(shape), dtype=dtype, device=device)
+    gpu = emulated.device()
+    if gpu is None:
+        out = torch.empty(tuple(shape), dtype=dtype, device=device)
+    else:
+        out = gpu.empty(shape, dtype)
     if _fill_byte is not None and out.numel():
         out.view(-1).view(torch.uint8).fill_(_fill_byte)
     return out

@@ -59,7 +59,8 @@ def candidates(env: Environment, device: str = "cuda") -> tuple[str, ...]:
     """
     requested = env.switches.backend
     if requested == AUTO:
-        return tuple(name for name in _MODULES if device != "cpu" or name not in GPU_ONLY)
+        every = device != "cpu" or env.emulated
+        return tuple(name for name in _MODULES if every or name not in GPU_ONLY)
     if requested not in NAMES:
         allowed = ", ".join((AUTO, *NAMES))
         raise ValueError(f"{BACKEND_SWITCH} is {requested!r}; allowed: {allowed}")

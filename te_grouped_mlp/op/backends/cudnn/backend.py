@@ -57,7 +57,8 @@ class CudnnBackend:
     """See `backends.base.Backend` for the contract of every method."""
 
     name = capability.NAME
-    host = capability.GPU
+    host: capability.Host | None = None
+    """Where the kernels are, for tests that simulate them; None for what the machine says."""
 
     def refusal(self, problem: Problem, env: Environment) -> Reject | None:
         """Say why no call of `problem` could run here; None when some can."""

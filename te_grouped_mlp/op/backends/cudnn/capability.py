@@ -47,9 +47,8 @@ _NEEDED_BY = {
 
 @dataclass(frozen=True)
 class Host:
-    """Where the kernels are: on a GPU behind TE's extension, or simulated by tests on a CPU.
-
-    No switch of a user leads to another value than `GPU`.
+    """Where the kernels are: on a GPU behind TE's extension; or emulated, or simulated by tests, on
+    a CPU.
     """
 
     device: str = "cuda"
@@ -57,15 +56,21 @@ class Host:
 
 
 GPU = Host()
+EMULATED = Host(device="cpu", standalone=True)
 
 
-def refusal(problem: Problem, env: Environment, host: Host = GPU) -> Reject | None:
+def host_of(env: Environment) -> Host:
+    """Return where the kernels are on this machine."""
+    return EMULATED if env.emulated else GPU
+
+
+def refusal(problem: Problem, env: Environment, host: Host | None = None) -> Reject | None:
     """Return the first cause for which no call of `problem` could run here, or None."""
-    return next(_problem_refusals(problem, env, host), None)
+    return next(_problem_refusals(problem, env, host or host_of(env)), None)
 
 
 def plan_launches(
-    problem: Problem, call: Call, env: Environment, host: Host = GPU
+    problem: Problem, call: Call, env: Environment, host: Host | None = None
 ) -> tuple[Launch, ...] | Reject:
     """Return the launches that the call needs, in order, or the first cause that rules it out.
 
@@ -73,7 +78,7 @@ def plan_launches(
         problem: The facts of the fused op.
         call: The facts of the call.
         env: The machine; its wrappers decide row extents and determinism.
-        host: Where the kernels are.
+        host: Where the kernels are; None for what `env` says.
 
     Returns:
         Every launch of the forward and of the backward. Those that add with float atomics under

@@ -1,0 +1,99 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A process whose grouped MLPs run on an emulated Blackwell GPU: `NVTE_GROUPED_MLP_EMULATE=sm100`.
+
+Transformer Engine's own Python code runs over CPU tensors, as everywhere without its extension; the
+backends `cudnn` and `cutedsl` take them, compile their kernels for sm_100a and launch them here.
+Passes that are written in Triton run through its interpreter.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from typing import Any
+
+from te_grouped_mlp.op import emulated
+from te_grouped_mlp.op.environment import EMULATE_SWITCH
+from te_grouped_mlp.op.packages import WRAPPERS
+
+_PACKAGES = {"cutlass": "nvidia-cutlass-dsl", "quack": "quack-kernels", "triton": "triton"}
+_REMEDY = "pip install 'te-grouped-mlp[emulate]'"
+_TRITON_KERNELS = ("te_grouped_mlp.op.block_scale_kernels",)
+
+
+@functools.cache
+def enter() -> Any:
+    """Make the emulated GPU that of this process, and return it; a second call changes nothing.
+
+    Returns:
+        The `EmulatedGpu`.
+
+    Raises:
+        ImportError: A package is missing; all are named, with the remedy.
+        RuntimeError: There is a CUDA device, or Transformer Engine runs with its extension, or
+            kernels have been loaded for another device.
+    """
+    _require_a_place()
+    import triton
+
+    triton.knobs.runtime.interpret = True
+    from te_grouped_mlp.emulator.host import EmulatedGpu
+
+    gpu = EmulatedGpu()
+    _watch_triton(gpu)
+    if importlib.util.find_spec("cudnn") is not None:
+        from te_grouped_mlp.emulator.frontend import EmulatedFrontend
+
+        EmulatedFrontend(gpu).replace(dict(WRAPPERS))
+    from te_grouped_mlp.op.backends.cutedsl import compile as kernels
+
+    kernels.name_target("sm_100a")
+    emulated.enter(gpu)
+    sys.stderr.write(
+        f"te-grouped-mlp: {EMULATE_SWITCH}=sm100: grouped MLPs run on an emulated Blackwell GPU.\n"
+    )
+    return gpu
+
+
+def _require_a_place() -> None:
+    missing = [name for module, name in _PACKAGES.items() if not importlib.util.find_spec(module)]
+    if missing:
+        raise ImportError(f"{EMULATE_SWITCH} needs {', '.join(missing)}: {_REMEDY}")
+    import torch
+
+    from te_grouped_mlp import standalone
+
+    if torch.cuda.is_available():
+        raise RuntimeError(
+            f"{EMULATE_SWITCH} is set and a CUDA device is visible; allowed: none "
+            '(CUDA_VISIBLE_DEVICES="" hides it)'
+        )
+    if not standalone.is_active():
+        raise RuntimeError(
+            f"{EMULATE_SWITCH} is set and Transformer Engine runs with its extension; allowed: "
+            "its pure-Python wheel"
+        )
+    loaded = [name for name in _TRITON_KERNELS if name in sys.modules]
+    if loaded:
+        raise RuntimeError(f"{EMULATE_SWITCH}: {', '.join(loaded)} was imported before; allowed: "
+                           "importing Transformer Engine first")
+
+
+def _watch_triton(gpu: Any) -> None:
+    """Let the emulator know what Triton's interpreter writes, which torch does not count."""
+    import torch
+    from triton.runtime.interpreter import GridExecutor
+
+    run = GridExecutor.__call__
+
+    @functools.wraps(run)
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = run(self, *args, **kwargs)
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.Tensor):
+                gpu.written(value)
+        return result
+
+    GridExecutor.__call__ = watched
