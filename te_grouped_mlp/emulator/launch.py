@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from te_grouped_mlp.emulator import ptx as ptx_text
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -36,4 +38,7 @@ def parameter_sizes(ptx: str, entry: str) -> tuple[int, ...]:
     Raises:
         ValueError: The text has no such entry; the message names those it has.
     """
-    raise NotImplementedError
+    found = ptx_text.entries(ptx)
+    if entry not in found:
+        raise ValueError(f"entry={entry!r} is none of {sorted(found)}")
+    return tuple(size for _, size in found[entry].parameters.values())

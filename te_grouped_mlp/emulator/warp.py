@@ -1,0 +1,347 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""CTAs and warps: what generated code loads from, stores to, and waits with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from te_grouped_mlp.emulator.clocks import Clocks, Shadow, fence_proxy
+from te_grouped_mlp.emulator.codegen import EXIT, LOCAL_BASE
+from te_grouped_mlp.emulator.faults import IllegalOperand, Misaligned, OutOfBounds
+from te_grouped_mlp.emulator.formats import U8, U32, U64
+from te_grouped_mlp.emulator.lanes import ALL, LANES, POISON, UNSIGNED, Value, first, spread
+from te_grouped_mlp.emulator.memory import Allocation, Event
+
+if TYPE_CHECKING:
+    from te_grouped_mlp.emulator.scheduler import Cluster
+
+# The first KiB of shared memory is the system's.
+SHARED_BASE = 1024
+# Shared memory in the generic address space; the rank in the cluster lies above bit 24.
+SHARED_WINDOW = 1 << 48
+RANK_SHIFT = 24
+_OFFSET = (1 << RANK_SHIFT) - 1
+
+
+class Cta:
+    """A CTA: shared memory, barriers and tensor memory, empty at start."""
+
+    def __init__(self, cluster: Cluster, rank: int, coordinates: tuple[int, int, int]) -> None:
+        self.cluster, self.rank, self.coordinates = cluster, rank, coordinates
+        self.size, self.granule = cluster.shared_size, cluster.granule
+        self.bytes = np.full(-(-self.size // 16) * 16, 0xFF, U8)
+        self.shared = Shadow(
+            cluster.clocks, len(self.bytes) // self.granule,
+            lambda cell: f"shared memory {cell * self.granule:#x} of CTA {rank}",
+        )  # fmt: skip
+        self.views = {n: self.bytes.view(t) for n, t in UNSIGNED.items()}
+        self.chunks = self.bytes.view(U64).reshape(-1, 2)
+        self.barriers: dict[int, Any] = {}
+        self.named: dict[int, Any] = {}
+        self.tensor: Any = None
+        self.running = 0
+
+    def cells(self, offset: int, size: int) -> slice:
+        """Return the shadow's cells of a range of bytes.
+
+        Raises:
+            OutOfBounds: It is not in the CTA's shared memory.
+        """
+        if offset < SHARED_BASE or offset + size > self.size:
+            text = f"shared memory {offset:#x} to {offset + size:#x} of CTA {self.rank}"
+            raise OutOfBounds(f"{text}, which has {SHARED_BASE:#x} to {self.size:#x}")
+        if not self.running:
+            raise OutOfBounds(f"shared memory of CTA {self.rank}, which has exited")
+        return slice(offset // self.granule, -(-(offset + size) // self.granule))
+
+
+class Warp:
+    """32 threads: registers, the next block of each, and what the warp knows of the others."""
+
+    def __init__(self, cta: Cta, number: int, threads: int) -> None:
+        cluster = cta.cluster
+        self.cta, self.number, self.cluster = cta, number, cluster
+        self.machine, self.memory = cluster.machine, cluster.machine.memory
+        self.counts = self.machine.counts
+        inside = LANES < threads - 32 * number
+        self.pc: int | np.ndarray = 0 if inside.all() else np.where(inside, 0, EXIT)
+        self.R: list = list(self.machine.poison)
+        self.special = _special(cta, number)
+        self.symbols = {k: U32(v | cta.rank << RANK_SHIFT) for k, v in self.machine.symbols.items()}
+        self.parameter_base = U64(self.machine.parameters.address)
+        self.local = np.full((32, max(self.machine.program.entry.local_bytes, 1)), 0xFF, U8)
+        self.name = f"warp {number} of CTA {cta.coordinates}"
+        self.agent = cluster.clocks.agent(self.name)
+        self.clock = Clocks.new()
+        self.clock[self.agent] = 1
+        self.fenced = self.clock.copy()
+        self.waiting: Any = None
+        self.done = False
+        self.streams: dict[str, Any] = {}
+        self._event = (0, 0)
+        self._last: Allocation | None = None
+
+    # What is ordered
+
+    @property
+    def time(self) -> int:
+        """The warp's own time."""
+        return int(self.clock[self.agent])
+
+    def tick(self) -> None:
+        """Begin what is later than everything released so far."""
+        self.clock[self.agent] += 1
+
+    def fence(self) -> None:
+        """`fence`: what came before is what a relaxed arrival releases."""
+        self.fenced = self.clock.copy()
+        self.tick()
+
+    def fence_proxy(self) -> None:
+        """`fence.proxy.async`."""
+        for barrier in self.streams.get("initialised", ()):
+            barrier.visible = True
+        fence_proxy(self.clock)
+
+    def converge(self, mask: np.ndarray) -> None:
+        """`bar.warp.sync`: lanes of a warp have one order here."""
+
+    def trace(self, line: int, source: str) -> None:
+        """Report an instruction."""
+        self.machine.options.trace(self.cta.coordinates, self.number, line, source)
+
+    def event(self, atomic: bool = False) -> int:
+        """Return the number of the warp's accesses to global memory at this time."""
+        if atomic:
+            return self.memory.event(Event(self.cluster.serial, self.agent, self.time, self.name, True))
+        if self._event[0] != self.time:
+            number = self.memory.event(Event(self.cluster.serial, self.agent, self.time, self.name))
+            self._event = (self.time, number)
+        return self._event[1]
+
+    # Parameters and local memory
+
+    def load_parameter(self, _: None, offset: int, size: int, count: int) -> list[np.generic]:
+        """Load values that all lanes share."""
+        raw = self.machine.parameters.bytes[offset : offset + size * count]
+        return list(raw.view(UNSIGNED[size]))
+
+    def load_local(self, base: Value, offset: int, size: int, count: int, mask: np.ndarray) -> list:
+        """Load from each lane's own memory."""
+        at = self._local(base, offset, size * count, mask)
+        raw = self.local[LANES[:, None], at[:, None] + np.arange(size * count)]
+        return list(raw.view(UNSIGNED[size]).T)
+
+    def store_local(self, base: Value, offset: int, size: int, values: tuple, mask: np.ndarray) -> None:
+        """Store to each lane's own memory."""
+        at = self._local(base, offset, size * len(values), mask)[mask]
+        raw = _rows(values, size)[mask]
+        self.local[LANES[mask][:, None], at[:, None] + np.arange(raw.shape[1])] = raw
+
+    def _local(self, base: Value, offset: int, size: int, mask: np.ndarray) -> np.ndarray:
+        at = spread(base).astype(np.int64) + (offset - LOCAL_BASE)
+        at = np.where(mask, at, 0)
+        if (at < 0).any() or int(at.max()) + size > self.local.shape[1]:
+            raise OutOfBounds(f"local memory, which has {self.local.shape[1]} bytes")
+        return at
+
+    # Shared memory
+
+    def place(self, address: int, what: str) -> tuple[Cta, int]:
+        """Return the CTA of the cluster and the offset that an address names.
+
+        Raises:
+            OutOfBounds: The cluster has no such CTA.
+        """
+        rank = address >> RANK_SHIFT
+        if not 0 <= rank < len(self.cluster.ctas):
+            raise OutOfBounds(f"{what} at shared address {address:#x}, which names no CTA")
+        return self.cluster.ctas[rank], address & _OFFSET
+
+    def _shared(self, base: Value, offset: int, size: int, mask: np.ndarray, what: str) -> Value:
+        at = base.astype(np.int64) + offset
+        if at.ndim and mask is not ALL:
+            at = np.where(mask, at, at[first(mask)])
+        low, high = (int(at.min()), int(at.max())) if at.ndim else (int(at), int(at))
+        own = self.cta.rank << RANK_SHIFT
+        if low < own + SHARED_BASE or high + size > own + self.cta.size:
+            raise OutOfBounds(
+                f"{what} of shared memory {low:#x} to {high + size:#x}: CTA {self.cta.rank} has"
+                f" {own + SHARED_BASE:#x} to {own + self.cta.size:#x}"
+            )
+        if (at % size).any():
+            raise Misaligned(f"{what} of {size} bytes at shared address {low:#x}")
+        return at - own
+
+    def load_shared(self, base: Value, offset: int, size: int, count: int, mask: np.ndarray) -> Any:
+        """Load `count` elements of `size` bytes in each active lane."""
+        at = self._shared(base, offset, size * count, mask, "load")
+        index = _index(at, size, count)
+        cells = index if size == self.cta.granule else self._cells(at, size * count)
+        self.cta.shared.read(cells, self.clock, self.agent, self.time)
+        self.counts["read", "shared"] += size * count * (32 if at.ndim else 1)
+        return self.cta.views[size][index]
+
+    def store_shared(self, base: Value, offset: int, size: int, values: tuple, mask: np.ndarray) -> None:
+        """Store the values of each active lane."""
+        count = len(values)
+        at = self._shared(base, offset, size * count, mask, "store")
+        if at.ndim and mask is not ALL:
+            at = at[mask]
+        index = _index(at, size, count)
+        cells = index if size == self.cta.granule else self._cells(at, size * count)
+        self.cta.shared.write(cells, self.clock, self.agent, self.time)
+        view = self.cta.views[size]
+        for row, value in zip(index, values, strict=True):
+            if not at.ndim:
+                view[row] = value[mask][-1] if value.ndim else value
+            else:
+                view[row] = value[mask] if value.ndim and mask is not ALL else value
+        self.counts["written", "shared"] += size * count * at.size
+
+    def _cells(self, at: Value, size: int) -> np.ndarray:
+        granule = self.cta.granule
+        return _index(at, granule, max(size // granule, 1))
+
+    # Global memory
+
+    def _global(self, base: Value, offset: int, size: int, mask: np.ndarray, what: str):  # noqa: ANN202
+        at = base.view(np.int64) + offset
+        if at.ndim and mask is not ALL:
+            at = np.where(mask, at, at[first(mask)])
+        low, high = (int(at.min()), int(at.max())) if at.ndim else (int(at), int(at))
+        if (at % size).any():
+            raise Misaligned(f"{what} of {size} bytes at {low:#x}")
+        found = self._last
+        if found is None or low < found.address or high + size > found.address + found.size:
+            found = self._last = self.memory.find(low, high + size, what)
+        return found, at - (found.address - found.lead)
+
+    def load_global(self, base: Value, offset: int, size: int, count: int, mask: np.ndarray) -> Any:
+        """Load `count` elements of `size` bytes in each active lane."""
+        found, at = self._global(base, offset, size * count, mask, "load")
+        index = _index(at, size, count)
+        self.memory.read(found, _elements(index, size), self.event(), self.clock, "load")
+        self.counts["read", "global"] += size * count * (32 if at.ndim else 1)
+        return found.bytes.view(UNSIGNED[size])[index]
+
+    def store_global(self, base: Value, offset: int, size: int, values: tuple, mask: np.ndarray) -> None:
+        """Store the values of each active lane."""
+        found, at = self._global(base, offset, size * len(values), mask, "store")
+        if at.ndim and mask is not ALL:
+            at = at[mask]
+        index = _index(at, size, len(values))
+        self.memory.write(found, _elements(index, size), self.event(), self.clock, "store")
+        if found.from_kernel is None:
+            found.from_kernel = np.zeros(len(found.bytes), bool)
+        _elements(index, size)(found.from_kernel, True)
+        view = found.bytes.view(UNSIGNED[size])
+        for row, value in zip(index, values, strict=True):
+            if not at.ndim:
+                view[row] = value[mask][-1] if value.ndim else value
+            else:
+                view[row] = value[mask] if value.ndim and mask is not ALL else value
+        self.counts["written", "global"] += size * len(values) * at.size
+
+    def atomic(self, base: Value, offset: int, value: Value, kind: str, mask: np.ndarray) -> Value:
+        """Combine 4-byte elements with the lanes' values, one lane after the other."""
+        found, at = self._global(base, offset, 4, mask, "atomic")
+        at, value, old = spread(at), spread(value), np.zeros(32, U32)
+        combine = {"add": lambda x, y: x + y, "max": max, "min": min}[kind]
+        view = found.bytes.view(value.dtype)
+        index = _index(at[mask], 4, 1)
+        self.memory.write(found, _elements(index, 4), self.event(True), self.clock, "atomic")
+        for lane in np.flatnonzero(mask):
+            element = int(at[lane]) // 4
+            old[lane] = view[element].view(U32)
+            view[element] = combine(view[element], value[lane])
+        self.counts["written", "global"] += 4 * index.size
+        return old
+
+
+def _index(at: Value, size: int, count: int) -> np.ndarray:
+    """Return the elements (count, lanes) that lanes access, or (count,) for all of them."""
+    element = at // size
+    steps = np.arange(count)
+    return steps[:, None] + element if at.ndim else steps + element
+
+
+def _elements(index: np.ndarray, size: int):  # noqa: ANN202
+    """Return what takes an array of bytes' properties to those of elements, or sets them."""
+
+    def select(array: np.ndarray, value: Any = None) -> np.ndarray | None:
+        rows = array.reshape(-1, size)
+        if value is None:
+            return rows[index]
+        rows[index] = value
+        return None
+
+    return select
+
+
+def _rows(values: tuple, size: int) -> np.ndarray:
+    """Return values as bytes, a row for each lane."""
+    columns = [np.ascontiguousarray(spread(v)).view(U8).reshape(32, size) for v in values]
+    return np.concatenate(columns, axis=1)
+
+
+def _special(cta: Cta, number: int) -> dict[str, Value]:
+    """Return the values of the special registers."""
+    launch = cta.cluster.machine.launch
+    thread = LANES + U32(32 * number)
+    width, height = launch.block[0], launch.block[1]
+    threads = (thread % U32(width), thread // U32(width) % U32(height), thread // U32(width * height))
+    found: dict[str, Value] = {
+        "%laneid": LANES, "%warpid": U32(number), "%cluster_ctarank": U32(cta.rank),
+        "%cluster_nctarank": U32(len(cta.cluster.coordinates)),
+    }  # fmt: skip
+    for k, axis in enumerate("xyz"):
+        size, at, grid = launch.cluster[k], cta.coordinates[k], launch.grid[k]
+        scalars = {
+            "ntid": launch.block[k], "ctaid": at, "nctaid": grid, "cluster_ctaid": at % size,
+            "cluster_nctaid": size, "clusterid": at // size, "nclusterid": grid // size,
+        }  # fmt: skip
+        found |= {f"%{name}.{axis}": U32(v) for name, v in scalars.items()}
+        found[f"%tid.{axis}"] = threads[k]
+    return found
+
+
+def poison(entry: Any, widths: dict[str, int]) -> list:
+    """Return what the registers of an entry hold before anything is written to them."""
+    wide = (POISON[8], POISON[8])
+    return [wide if widths[t] == 16 else POISON[widths[t]] for _, t in entry.registers]
+
+
+def global_window(_: Warp, address: Value) -> Value:
+    """`cvta.global`: global addresses are generic addresses."""
+    return address
+
+
+param_window = local_window = to_global = global_window
+
+
+def shared_window(_: Warp, address: Value) -> Value:
+    """`cvta.shared`."""
+    return address + U64(SHARED_WINDOW)
+
+
+def to_shared(_: Warp, address: Value) -> Value:
+    """`cvta.to.shared`.
+
+    Raises:
+        IllegalOperand: It is no address of shared memory.
+    """
+    if (address < U64(SHARED_WINDOW)).any():
+        raise IllegalOperand("a generic address outside of shared memory is taken for one inside")
+    return address - U64(SHARED_WINDOW)
+
+
+to_shared_cta = to_shared_cluster = to_shared
+
+
+def map_to_rank(_: Warp, address: Value, rank: Value) -> Value:
+    """`mapa`: the same offset in another CTA of the cluster."""
+    return (address & U32(_OFFSET)) | (rank << U32(RANK_SHIFT))
