@@ -37,7 +37,12 @@ from te_grouped_mlp.host import (
     te_version,
     version_refusal,
 )
-from te_grouped_mlp.op.environment import FUSED_SWITCH, current_switches, emulation_requested
+from te_grouped_mlp.op.environment import (
+    FUSED_SWITCH,
+    current_switches,
+    emulation_requested,
+    interpret_triton,
+)
 
 __all__ = [
     "HOST_NAMES",
@@ -109,6 +114,8 @@ def find_spec(
     Raises:
         ValueError: `NVTE_GROUPED_MLP_FORK` has a value that is not allowed.
     """
+    if fullname == "transformer_engine" and emulation_requested():
+        interpret_triton()  # before TE imports Triton
     if fullname == TARGET and emulation_requested():
         # By name: the emulator is entered from here alone, and the op does without it.
         importlib.import_module("te_grouped_mlp.emulator.process").enter()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from te_grouped_mlp.emulator import fake_cuda, runtime
-from te_grouped_mlp.emulator.host import EmulatedGpu, ptx_of
+from te_grouped_mlp.emulator.host import EmulatedGpu
 
 
 class EmulatedFrontend:
@@ -29,7 +29,9 @@ class EmulatedFrontend:
         self._gpu = gpu
         self._pointed: dict[int, weakref.ref[torch.Tensor]] = {}
         self._arguments: list[Any] = []
-        fake_cuda.install(self._compiler, gpu.active_clusters, self._remember)
+        gpu.also = self._tensors
+        compiler = functools.partial(_Compiler, gpu)
+        fake_cuda.install(compiler, gpu.active_clusters, self._remember)
 
     def replace(self, names: dict[str, str]) -> None:
         """Put emulated wrappers where the frontend has its own.
@@ -64,25 +66,21 @@ class EmulatedFrontend:
     def _remember(self, tensor: torch.Tensor) -> None:
         self._pointed[id(tensor)] = weakref.ref(tensor)
 
-    def _compiler(self, original: Any) -> Any:
-        return _Compiler(original, self._call)
-
-    def _call(self, built: Any, ptx: str, *args: Any, **kwargs: Any) -> Any:
+    def _tensors(self) -> list[Any]:
+        """Return what kernels get by address: workspaces, and arguments of the wrapper that runs."""
         living = {key: found for key, ref in self._pointed.items() if (found := ref()) is not None}
         self._pointed = {key: self._pointed[key] for key in living}
-        self._gpu.register(*living.values(), *self._arguments)
-        return self._gpu.call(built, ptx, *args, **kwargs)
+        return [*living.values(), *self._arguments]
 
 
 class _Compiler:
-    """`cute.compile` of kernels that are called with CPU tensors."""
+    """`cute.compile` of functions that are called with CPU tensors."""
 
-    def __init__(self, original: Any, call: Callable[..., Any]) -> None:
-        self._original, self._call = original, call
+    def __init__(self, gpu: EmulatedGpu, original: Any) -> None:
+        self._gpu, self._original = gpu, original
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        built = runtime.explained(self._original, *args, **kwargs)
-        return functools.partial(self._call, built, ptx_of(built))
+        return self._gpu.compiled(runtime.explained(self._original, *args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)

@@ -12,7 +12,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,21 @@ from te_grouped_mlp.emulator.report import Report
 from te_grouped_mlp.emulator.tensors import Allocations, claimed, tensors_in
 
 
+class EmulatedFunction:
+    """A compiled host function whose launches an `EmulatedGpu` executes.
+
+    Attributes:
+        function: What CuTe DSL compiled.
+        ptx: The text of its kernels.
+    """
+
+    def __init__(self, gpu: EmulatedGpu, function: Callable[..., Any], ptx: str) -> None:
+        self._gpu, self.function, self.ptx = gpu, function, ptx
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        return self._gpu.call(self.function, self.ptx, *args, **keywords)
+
+
 class EmulatedGpu:
     """A Blackwell GPU of whose memory CPU tensors are a part.
 
@@ -36,6 +52,7 @@ class EmulatedGpu:
         options: Of the executions; may be replaced between launches.
         reports: Of every launch, in order.
         launched: Called with every launch and its report.
+        also: Gives the tensors that any launch may touch without getting them as arguments.
     """
 
     sm = runtime.SM
@@ -58,6 +75,7 @@ class EmulatedGpu:
         self.options = options or Options()
         self.reports: list[Report] = []
         self.launched = launched
+        self.also: Callable[[], Iterable[Any]] = tuple
         self._clusters = clusters
         self._memory = GlobalMemory()
         self._allocations = Allocations(self._memory)
@@ -75,11 +93,11 @@ class EmulatedGpu:
         """Return how many clusters of `size` CTAs the GPU is said to hold at a time."""
         return min(self._clusters, runtime.MULTIPROCESSORS // size)
 
-    def written(self, tensor: torch.Tensor) -> None:
-        """Say that something else than torch has written a fresh tensor."""
-        self._allocations.written(tensor)
+    def watch(self, addresses: Iterable[int]) -> AbstractContextManager[None]:
+        """Notice in the block what code writes there that torch does not count (see `tensors`)."""
+        return self._allocations.watch(addresses)
 
-    def compiled(self, function: Any) -> Callable[..., Any]:
+    def compiled(self, function: Any) -> EmulatedFunction:
         """Return a compiled function as one that takes CPU tensors and runs here.
 
         Args:
@@ -89,7 +107,9 @@ class EmulatedGpu:
         Raises:
             ValueError: It does not carry its PTX, so it was compiled before.
         """
-        return functools.partial(self.call, function, ptx_of(function))
+        if isinstance(function, EmulatedFunction):
+            return function
+        return EmulatedFunction(self, function, ptx_of(function))
 
     def call(self, function: Callable[..., Any], ptx: str, *args: Any, **keywords: Any) -> Any:
         """Call a compiled function whose kernels have the text `ptx`.
@@ -97,7 +117,7 @@ class EmulatedGpu:
         Raises:
             EmulationFault, NotImplementedError: From `machine.execute`.
         """
-        self.register(*args, *keywords.values())
+        self.register(*args, *keywords.values(), *self.also())
         given = {name: claimed(value) for name, value in keywords.items()}
         call = functools.partial(function, **given) if given else function
         return runtime.call(call, ptx, self._take, *map(claimed, args))
@@ -122,7 +142,7 @@ def ptx_of(function: Any) -> str:
     found = getattr(function, "__ptx__", None)
     if not found:
         raise ValueError(
-            f"{function!r} carries no PTX; allowed: functions that cute.compile made after the "
+            f"{type(function).__name__} carries no PTX; allowed: functions that cute.compile made after the "
             "EmulatedGpu"
         )
     return found if "\n" in found else Path(found).read_text(encoding="utf-8")

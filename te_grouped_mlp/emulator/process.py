@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import inspect
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from te_grouped_mlp.op import emulated
-from te_grouped_mlp.op.environment import EMULATE_SWITCH
+from te_grouped_mlp.op.environment import EMULATE_SWITCH, interpret_triton
 from te_grouped_mlp.op.packages import WRAPPERS
 
 _PACKAGES = {"cutlass": "nvidia-cutlass-dsl", "quack": "quack-kernels", "triton": "triton"}
 _REMEDY = "pip install 'te-grouped-mlp[emulate]'"
-_TRITON_KERNELS = ("te_grouped_mlp.op.block_scale_kernels",)
 
 
 @functools.cache
@@ -36,13 +37,11 @@ def enter() -> Any:
             kernels have been loaded for another device.
     """
     _require_a_place()
-    import triton
-
-    triton.knobs.runtime.interpret = True
+    interpret_triton()
     from te_grouped_mlp.emulator.host import EmulatedGpu
 
     gpu = EmulatedGpu()
-    _watch_triton(gpu)
+    _watch_host_code(gpu)
     if importlib.util.find_spec("cudnn") is not None:
         from te_grouped_mlp.emulator.frontend import EmulatedFrontend
 
@@ -75,25 +74,30 @@ def _require_a_place() -> None:
             f"{EMULATE_SWITCH} is set and Transformer Engine runs with its extension; allowed: "
             "its pure-Python wheel"
         )
-    loaded = [name for name in _TRITON_KERNELS if name in sys.modules]
-    if loaded:
-        raise RuntimeError(f"{EMULATE_SWITCH}: {', '.join(loaded)} was imported before; allowed: "
-                           "importing Transformer Engine first")
 
 
-def _watch_triton(gpu: Any) -> None:
-    """Let the emulator know what Triton's interpreter writes, which torch does not count."""
+def _watch_host_code(gpu: Any) -> None:
+    """Let the emulator notice what our C++ functions and Triton's interpreter write."""
     import torch
     from triton.runtime.interpreter import GridExecutor
 
-    run = GridExecutor.__call__
+    from te_grouped_mlp import _C
 
-    @functools.wraps(run)
-    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = run(self, *args, **kwargs)
-        for value in (*args, *kwargs.values()):
+    def addresses(values: Iterable[Any]) -> Iterator[int]:
+        for value in values:
             if isinstance(value, torch.Tensor):
-                gpu.written(value)
-        return result
+                yield value.data_ptr()
+            elif isinstance(value, tuple) and value and isinstance(value[0], int):
+                yield value[0]  # a span: address and bytes
 
-    GridExecutor.__call__ = watched
+    def watched(run: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(run)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with gpu.watch(addresses((*args, *kwargs.values()))):
+                return run(*args, **kwargs)
+
+        return call
+
+    GridExecutor.__call__ = watched(GridExecutor.__call__)
+    for name, function in inspect.getmembers(_C, inspect.isbuiltin):
+        setattr(_C, name, watched(function))

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import weakref
@@ -126,11 +127,24 @@ class Allocations:
         for table in tables:
             self._register_members(table)
 
-    def written(self, tensor: torch.Tensor) -> None:
-        """Take a fresh tensor for written, by code that torch does not count."""
-        known = self._known.get(tensor.untyped_storage().data_ptr())
-        if known is not None and known.version is not None:
-            self._take_for_written(known)
+    @contextlib.contextmanager
+    def watch(self, addresses: Iterable[int]) -> Iterator[None]:
+        """Take fresh tensors for written when code changes them that torch does not count.
+
+        Args:
+            addresses: That the code may write to: of any byte of an allocation.
+        """
+        fresh = [each for each in self._known.values() if each.version is not None]
+        given = list(addresses)
+        seen = [
+            (each, ctypes.string_at(each.address, each.nbytes))
+            for each in fresh
+            if any(each.address <= address < each.address + each.nbytes for address in given)
+        ]
+        yield
+        for each, before in seen:
+            if ctypes.string_at(each.address, each.nbytes) != before:
+                self._take_for_written(each)
 
     def bytes_of(self, tensor: torch.Tensor) -> tuple[int, int]:
         """Return address and size of the allocation that a registered tensor lies in."""

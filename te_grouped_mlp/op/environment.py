@@ -234,6 +234,17 @@ def emulation_requested() -> bool:
     return value == "sm100"
 
 
+def interpret_triton() -> None:
+    """Let Triton's kernels run through its interpreter, which takes CPU tensors.
+
+    Raises:
+        RuntimeError: Triton is imported already, for a GPU.
+    """
+    if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
+        raise RuntimeError("triton was imported before, for a GPU; allowed: TRITON_INTERPRET=1")
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
 def cache_home() -> Path:
     """Return this package's folder among the user's caches; it need not exist.
 
