@@ -4,9 +4,11 @@
 
 An *agent* is whatever accesses memory in an order of its own: a warp, the TMA stores of a warp, the
 tensor core as fed by a warp, and an mbarrier, which stands for the loads that complete on it. A
-clock has one entry an agent, twice: what is ordered before, and, in the second half, what is also
-visible to the asynchronous proxy. A proxy fence raises the second half to the first. Asynchronous
-agents need no fence, so that their entries are always raised in both.
+clock has three entries an agent: what is ordered before; which of its writes the asynchronous proxy
+sees; and which of its reads that proxy's writes come after. A proxy fence raises the second and the
+third to the first, another fence the third only. (For the third the PTX ISA demands a proxy fence,
+too, but kernels that are known to be right use the other.) Asynchronous agents need no fence: their
+three entries are raised together.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import numpy as np
 
 from te_grouped_mlp.emulator.faults import EmulationFault, MissingFence, Race, Unwritten
 
-AGENTS = 512
+AGENTS = 400
 _CLOCK = (1 << 32) - 1
 Cells = np.ndarray | slice
 
@@ -43,7 +45,7 @@ class Clocks:
     @staticmethod
     def new() -> np.ndarray:
         """Return a clock that knows nothing."""
-        return np.zeros(2 * AGENTS, np.int64)
+        return np.zeros(3 * AGENTS, np.int64)
 
 
 def join(clock: np.ndarray, other: np.ndarray) -> None:
@@ -54,12 +56,13 @@ def join(clock: np.ndarray, other: np.ndarray) -> None:
 def observe(clock: np.ndarray, agent: int, time: int) -> None:
     """Add to a clock that an asynchronous agent has completed what it did up to a time."""
     if clock[agent] < time:
-        clock[agent] = clock[AGENTS + agent] = time
+        clock[agent::AGENTS] = time
 
 
-def fence_proxy(clock: np.ndarray) -> None:
-    """Make what is ordered before visible to the asynchronous proxy."""
-    np.maximum(clock[AGENTS:], clock[:AGENTS], out=clock[AGENTS:])
+def fence(clock: np.ndarray, proxy: bool) -> None:
+    """Order reads before, and with `proxy` make writes visible to, the asynchronous proxy."""
+    kinds = clock.reshape(3, AGENTS)
+    np.maximum(kinds[1 if proxy else 2 :], kinds[0], out=kinds[1 if proxy else 2 :])
 
 
 class Shadow:
@@ -126,8 +129,10 @@ class Shadow:
             else:
                 by, at = int(head) >> 32, int(head) & _CLOCK
                 if clock[by] < at:
-                    self._fail(self._where(cells, writer == head), by, at, clock, "written", "written")
-            half = AGENTS if proxy else 0
+                    self._fail(
+                        self._where(cells, writer == head), by, at, clock, "written", "written"
+                    )
+            half = 2 * AGENTS if proxy else 0
             for row, by in enumerate(self.readers):
                 read = self.reads[row][cells]
                 latest = int(read.max())
@@ -159,7 +164,10 @@ class Shadow:
         text = f"{self.describe(cell)} is {now}, but was {then} by {self.clocks.names[by]}"
         kind: type[EmulationFault] = Race
         if clock[by] >= at:
-            kind, text = MissingFence, f"{text} through another proxy, without a proxy fence between"
+            kind, text = (
+                MissingFence,
+                f"{text} through another proxy, without a proxy fence between",
+            )
         else:
             text = f"{text} without order between"
         raise kind(text)

@@ -97,14 +97,24 @@ def _fits(letter: str, operand: ptx.Operand) -> bool:
 class Block:
     """The code of one block."""
 
-    def __init__(self, entry: ptx.Entry, index: int, masked: bool, live: int, traced: bool) -> None:
-        self.entry, self.index, self.masked, self.live, self.traced = entry, index, masked, live, traced
+    def __init__(
+        self, entry: ptx.Entry, index: int, masked: bool, live: int, traced: bool, loaded: set[int]
+    ) -> None:
+        self.entry, self.index, self.masked, self.live, self.traced = (
+            entry,
+            index,
+            masked,
+            live,
+            traced,
+        )
         self.code: list[tuple[str, ptx.Instruction]] = []
         self.held: dict[int, set[str]] = {}
         self.dirty: set[int] = set()
         self.constants: dict[str, np.generic] = {}
         self.temporaries = 0
         self.left = False
+        # Registers that `tcgen05.ld` writes somewhere, and whether a use of them was noted.
+        self.loaded, self.consumed = loaded, not loaded
 
     def translate(self) -> None:
         """Fill in the code."""
@@ -112,6 +122,7 @@ class Block:
             if self.traced:
                 self.emit(f"W.trace({self.instruction.line}, {self.instruction.source!r})")
             form, named = match(self.instruction)
+            self._consume()
             if form.meaning in ("@branch", "@leave"):
                 self._jump()
             elif self.instruction.guard is None:
@@ -121,6 +132,17 @@ class Block:
         if not self.left:
             self.flush()
             self.emit(f"return {self.index + 1}")
+
+    def _consume(self) -> None:
+        """Note the use of a register that `tcgen05.ld` wrote: the machine has waited for it then.
+
+        The ISA wants `tcgen05.wait::ld` first, which right kernels leave out here.
+        """
+        if self.instruction.op.startswith("tcgen05.ld"):
+            self.consumed = False
+        elif not self.consumed and used(self.instruction) & self.loaded:
+            self.emit("tensor.wait_load(W)")
+            self.consumed = True
 
     def emit(self, text: str) -> None:
         """Append a line."""
@@ -259,6 +281,8 @@ class Block:
                 return "None"
             if isinstance(operand, ptx.Address):
                 return self._address(operand)
+            if name in "ijk" and isinstance(operand, ptx.Immediate):
+                return str(operand.bits)
             if name == "V":
                 items = operand.items if isinstance(operand, ptx.Vector) else (operand,)
                 if len(items) != int(words["n"]):
@@ -351,7 +375,10 @@ class Block:
             if size == 16:
                 self.assign(to, f"({', '.join(parts)})", "u", size)
                 return
-            wide = [f"({p}.astype(U{8 * size}) << U{8 * size}({8 * each * k}))" for k, p in enumerate(parts)]
+            wide = [
+                f"({p}.astype(U{8 * size}) << U{8 * size}({8 * each * k}))"
+                for k, p in enumerate(parts)
+            ]
             self.assign(to, " | ".join([wide[0].partition(" <<")[0][1:], *wide[1:]]), "u", size)
         else:
             self.assign(to, self.value(source, "u", size), "u", size)
@@ -421,9 +448,11 @@ def expression(op: str) -> Callable[..., np.ndarray]:
     result = _RESULT.fullmatch(form.meaning)
     assert result is not None
     size = int(result[2]) // 8 if result[2] else TYPES[op.split(".")[-1]][1]
-    text = text.replace("@", f"{op} {({1: '%h', 2: '%h', 4: '%r', 8: '%d'}[size])}0, {', '.join(names)}")
+    text = text.replace(
+        "@", f"{op} { ({1: '%h', 2: '%h', 4: '%r', 8: '%d'}[size]) }0, {', '.join(names)}"
+    )
     entry = ptx.entries(text)["k"]
-    block = Block(entry, 0, False, -1, False)
+    block = Block(entry, 0, False, -1, False, set())
     block.translate()
     function, _ = _compile(block, "expression")
     first = match(entry.blocks[0][0])[1]["d"]
@@ -459,12 +488,14 @@ class Program:
         self.functions: dict[tuple[int, bool, bool], Function] = {}
         self.lines: dict[str, list[ptx.Instruction | None]] = {}
         self.live = _liveness(entry)
+        loads = (i for b in entry.blocks for i in b if i.op.startswith("tcgen05.ld"))
+        self.loaded = set().union(*map(written, loads))
 
     def function(self, index: int, masked: bool, traced: bool) -> Function:
         """Return the code of a block."""
         key = (index, masked, traced)
         if key not in self.functions:
-            block = Block(self.entry, index, masked, self.live[index], traced)
+            block = Block(self.entry, index, masked, self.live[index], traced, self.loaded)
             block.translate()
             name = f"<ptx {id(self)} {key}>"
             self.functions[key], self.lines[name] = _compile(block, name)
@@ -482,10 +513,16 @@ def _liveness(entry: ptx.Entry) -> list[int]:
             if instruction.guard is None:
                 kill |= sum(1 << r for r in written(instruction))
         last = block[-1] if block else None
-        leaves = last is not None and last.guard is None and bool(last.target or last.op in ("ret", "exit"))
+        leaves = (
+            last is not None
+            and last.guard is None
+            and bool(last.target or last.op in ("ret", "exit"))
+        )
         target = entry.labels.get(last.target) if last is not None else None
         after = [] if leaves or index + 1 >= len(entry.blocks) else [index + 1]
-        following.append(after + ([] if target is None or target >= len(entry.blocks) else [target]))
+        following.append(
+            after + ([] if target is None or target >= len(entry.blocks) else [target])
+        )
         uses.append(use)
         kills.append(kill)
     entering, leaving = list(uses), [0] * len(uses)

@@ -12,7 +12,7 @@ from te_grouped_mlp.emulator import barriers
 from te_grouped_mlp.emulator.clocks import observe
 from te_grouped_mlp.emulator.faults import IllegalOperand, Misaligned
 from te_grouped_mlp.emulator.lanes import Value, spread
-from te_grouped_mlp.emulator.memory import Allocation
+from te_grouped_mlp.emulator.memory import Allocation, Event
 
 if TYPE_CHECKING:
     from te_grouped_mlp.emulator.warp import Cta, Warp
@@ -31,8 +31,17 @@ class Copies:
 class _Copy:
     """A copy on its way."""
 
-    def __init__(self, cta: Cta, to: int, source: Allocation | None, at: int, taken: int, size: int) -> None:
-        self.cta, self.to, self.source, self.at, self.taken, self.size = cta, to, source, at, taken, size
+    def __init__(
+        self, cta: Cta, to: int, source: Allocation | None, at: int, taken: int, size: int
+    ) -> None:
+        self.cta, self.to, self.source, self.at, self.taken, self.size = (
+            cta,
+            to,
+            source,
+            at,
+            taken,
+            size,
+        )
 
     def finish(self) -> None:
         """Let it come; zeros behind what is taken."""
@@ -67,7 +76,10 @@ def start(
                     array[part] = value
                 return array[part]
 
-            warp.memory.read(found, select, warp.event(), warp.clock, "cp.async")
+            event = Event(
+                warp.cluster.serial, copies.agent, copies.committed + 1, f"cp.async of {warp.name}"
+            )
+            warp.memory.read(found, select, warp.memory.event(event), warp.clock, "cp.async")
         cta.shared.write(cta.cells(to, size), warp.clock, copies.agent, copies.committed + 1)
         copy = _Copy(cta, to, found, place, count, size)
         copies.open.append(copy)

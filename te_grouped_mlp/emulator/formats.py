@@ -208,7 +208,9 @@ def bf16x2(a: np.ndarray, b: np.ndarray, function) -> np.ndarray:
     """Apply a function of float32 to the halves of two words, rounding each result to bf16."""
     low = function((a << U32(16)).view(F32), (b << U32(16)).view(F32))
     mask = U32(0xFFFF0000)
-    return pack16(narrow_bf16(function((a & mask).view(F32), (b & mask).view(F32))), narrow_bf16(low))
+    return pack16(
+        narrow_bf16(function((a & mask).view(F32), (b & mask).view(F32))), narrow_bf16(low)
+    )
 
 
 def fma_bf16x2(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:

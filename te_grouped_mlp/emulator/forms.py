@@ -268,7 +268,17 @@ def _expand(pattern: str) -> list[str]:
 
 def _table() -> dict[str, Form]:
     table: dict[str, Form] = {}
-    groups = (_COMPARE, _ARITHMETIC, _LOGIC, _CONVERT, _LANES, _MEMORY, _TENSOR, _SYNCHRONISE, _CONTROL)
+    groups = (
+        _COMPARE,
+        _ARITHMETIC,
+        _LOGIC,
+        _CONVERT,
+        _LANES,
+        _MEMORY,
+        _TENSOR,
+        _SYNCHRONISE,
+        _CONTROL,
+    )
     for section, pattern, operands, meaning in (row for rows in groups for row in rows):
         required = re.sub(r"\w\?", "", operands)
         for op in _expand(pattern):

@@ -92,13 +92,13 @@ def one(value: Value) -> Value:
 
 
 def floats(pair: Value) -> np.ndarray:
-    """Return two float32 in 64 bits as an array of them."""
-    return np.atleast_1d(pair).view(F32)
+    """Return two float32 in 64 bits as (lanes or 1, 2)."""
+    return np.atleast_1d(pair).view(F32).reshape(-1, 2)
 
 
 def bits64(values: np.ndarray) -> Value:
     """Undo `floats`."""
-    joined = values.view(U64)
+    joined = np.ascontiguousarray(values).view(U64)[:, 0]
     return joined[0] if len(joined) == 1 else joined
 
 
@@ -110,7 +110,9 @@ def divide(a: Value, b: Value) -> Value:
     divisor = np.where(zero, one(b), b)
     quotient = a // divisor
     quotient = quotient + ((quotient < 0) & (quotient * divisor != a))
-    return bits(np.where(zero, np.full_like(quotient, -1 if a.dtype.kind == "i" else 0), quotient))[()]
+    return bits(np.where(zero, np.full_like(quotient, -1 if a.dtype.kind == "i" else 0), quotient))[
+        ()
+    ]
 
 
 def population(value: Value) -> Value:
@@ -134,7 +136,11 @@ def shift_right(value: Value, count: Value) -> Value:
     shifted = value >> limited
     if value.dtype.kind == "i":
         return shifted
-    return shifted if not count.ndim and count < width else np.where(count < width, shifted, one(value) ^ one(value))
+    return (
+        shifted
+        if not count.ndim and count < width
+        else np.where(count < width, shifted, one(value) ^ one(value))
+    )
 
 
 def permute_bytes(a: Value, b: Value, control: Value) -> Value:
@@ -180,7 +186,9 @@ def _canonical(value: np.ndarray) -> np.ndarray:
 
 def saturate_s32(value: Value) -> Value:
     """Convert an integral float32 to 32 bits; NaN becomes zero."""
-    wide = np.clip(np.nan_to_num(value.astype(F64), posinf=2.0**31, neginf=-(2.0**31)), -(2.0**31), 2.0**31 - 1)
+    wide = np.clip(
+        np.nan_to_num(value.astype(F64), posinf=2.0**31, neginf=-(2.0**31)), -(2.0**31), 2.0**31 - 1
+    )
     return wide.astype(np.int32)
 
 

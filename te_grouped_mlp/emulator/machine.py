@@ -146,7 +146,9 @@ def _granule(program: codegen.Program) -> int:
 def _parameters(launch: Launch, program: codegen.Program) -> tuple[Allocation, np.ndarray]:
     owner = np.zeros(program.entry.parameter_bytes + 256, np.uint8)
     start = -owner.ctypes.data % 128
-    for (offset, size), raw in zip(program.entry.parameters.values(), launch.parameters, strict=True):
+    for (offset, size), raw in zip(
+        program.entry.parameters.values(), launch.parameters, strict=True
+    ):
         owner[start + offset : start + offset + size] = np.frombuffer(raw, np.uint8)
     size = max(program.entry.parameter_bytes, 1)
     return Allocation(owner.ctypes.data + start, size, "parameters", True), owner

@@ -63,7 +63,9 @@ class Allocation:
         if self.writes is None:
             return AllocationReport(self.size, unwritten)
         writes = self.writes[inside]
-        return AllocationReport(self.size, unwritten, int((writes > 0).sum()), int((writes > 1).sum()))
+        return AllocationReport(
+            self.size, unwritten, int((writes > 0).sum()), int((writes > 1).sum())
+        )
 
 
 class GlobalMemory:
@@ -147,11 +149,18 @@ class GlobalMemory:
                 return found
             if low < found.address + found.size:
                 over = high - found.address - found.size
-                raise OutOfBounds(f"{what} of {low:#x} to {high:#x}: {over} bytes past {found.name}")
+                raise OutOfBounds(
+                    f"{what} of {low:#x} to {high:#x}: {over} bytes past {found.name}"
+                )
         raise OutOfBounds(f"{what} of {low:#x} to {high:#x}, which no allocation holds")
 
     def read(
-        self, at: Allocation, select, event: int, clock: np.ndarray, what: str  # noqa: ANN001
+        self,
+        at: Allocation,
+        select,
+        event: int,
+        clock: np.ndarray,
+        what: str,  # noqa: ANN001
     ) -> None:
         """Check a read and remember it.
 
@@ -178,7 +187,12 @@ class GlobalMemory:
             select(at.reader, event)
 
     def write(
-        self, at: Allocation, select, event: int, clock: np.ndarray, what: str  # noqa: ANN001
+        self,
+        at: Allocation,
+        select,
+        event: int,
+        clock: np.ndarray,
+        what: str,  # noqa: ANN001
     ) -> None:
         """Check a write and remember it; arguments as for `read`.
 
@@ -210,5 +224,7 @@ class GlobalMemory:
             old = self._events[number]
             if number == 0 or (old.atomic and new.atomic):
                 continue
-            if old.cluster != new.cluster or (old.agent != new.agent and clock[old.agent] < old.time):
+            if old.cluster != new.cluster or (
+                old.agent != new.agent and clock[old.agent] < old.time
+            ):
                 raise Race(f"{what} that was {verb} by {old.name} without order between")

@@ -23,9 +23,7 @@ _PARAMETER = re.compile(
     r"(?:\.ptr(?:\s+\.(?:global|const|local|shared))?(?:\s+\.align\s+\d+)?\s+)?"
     r"(?P<name>[\w$]+)(?:\[(?P<count>\d+)\])?\s*\Z"
 )
-_ENTRY = re.compile(
-    r"\.entry\s+(?P<name>[\w$]+)\s*(?:\((?P<parameters>[^)]*)\))?(?P<head>[^{]*)\{"
-)
+_ENTRY = re.compile(r"\.entry\s+(?P<name>[\w$]+)\s*(?:\((?P<parameters>[^)]*)\))?(?P<head>[^{]*)\{")
 _ARRAY = re.compile(
     r"\.(?P<space>shared|local)\s+(?:\.align\s+(?P<align>\d+)\s+)?\.b(?P<bits>\d+)\s+"
     r"(?P<name>[\w$]+)(?:\[(?P<count>\d*)\])?"

@@ -37,7 +37,9 @@ class Work(Protocol):
 class Cluster:
     """A cluster that runs: its CTAs, their warps, and the asynchronous work that they started."""
 
-    def __init__(self, machine: Machine, serial: int, coordinates: list[tuple[int, int, int]]) -> None:
+    def __init__(
+        self, machine: Machine, serial: int, coordinates: list[tuple[int, int, int]]
+    ) -> None:
         self.machine, self.serial, self.coordinates = machine, serial, coordinates
         self.shared_size, self.granule = machine.shared_size, machine.granule
         self.clocks = Clocks(machine.options.races)
@@ -245,7 +247,11 @@ class Scheduler:
             at = f"PTX line {instruction.line}: {instruction.source}: " if instruction else ""
             return NotImplementedError(f"{at}{fault}")
         place = fault.place
-        place.entry, place.cta, place.warp = self.machine.launch.entry, warp.cta.coordinates, warp.number
+        place.entry, place.cta, place.warp = (
+            self.machine.launch.entry,
+            warp.cta.coordinates,
+            warp.number,
+        )
         if instruction is not None:
             place.line, place.source = instruction.line, instruction.source
         return fault

@@ -43,7 +43,9 @@ class TensorMemory:
         self.allocated: dict[int, int] = {}
         self.relinquished = False
 
-    def cells(self, column: int, count: int, quarters: tuple[int, ...] = (0, 1, 2, 3)) -> np.ndarray:
+    def cells(
+        self, column: int, count: int, quarters: tuple[int, ...] = (0, 1, 2, 3)
+    ) -> np.ndarray:
         """Return the shadow's cells of columns.
 
         Raises:
@@ -86,7 +88,9 @@ def free(warp: Warp, address: Value, columns: Value, group: int) -> None:
     count = uniform(columns, ALL, "a count of columns")
     tensor = memory_of(warp.cta)
     if tensor.allocated.get(start) != count:
-        raise IllegalOperand(f"tcgen05.dealloc of {count} columns from {start}: not what was allocated")
+        raise IllegalOperand(
+            f"tcgen05.dealloc of {count} columns from {start}: not what was allocated"
+        )
     tensor.shadow.write(tensor.cells(start, count), warp.clock, warp.agent, warp.time)
     del tensor.allocated[start]
 
@@ -99,7 +103,9 @@ def relinquish(warp: Warp) -> None:
 def check_exit(cta: Cta) -> None:
     """Fault if a CTA ends with columns allocated."""
     if cta.tensor is not None and cta.tensor.allocated:
-        raise UnfinishedAsync(f"CTA {cta.coordinates} exits with tensor memory {cta.tensor.allocated}")
+        raise UnfinishedAsync(
+            f"CTA {cta.coordinates} exits with tensor memory {cta.tensor.allocated}"
+        )
 
 
 @dataclass
@@ -214,10 +220,18 @@ class Product:
         known = _TYPES[kind]
         e8m0 = bits >> 23 & 1
         odd = scaled and bool(e8m0) != (kind == "mxf8f6f4")
-        if any(c not in known for c in codes) or m != 128 * ctas or odd or bits >> 13 & 3 or bits & 0xC:
+        if (
+            any(c not in known for c in codes)
+            or m != 128 * ctas
+            or odd
+            or bits >> 13 & 3
+            or bits & 0xC
+        ):
             raise NotImplementedError(f"tcgen05.mma kind::{kind} with descriptor {bits:#010x}")
         if not scaled and bits >> 4 & 3 != 1:
-            raise NotImplementedError(f"tcgen05.mma kind::f16 that accumulates in f16: {bits:#010x}")
+            raise NotImplementedError(
+                f"tcgen05.mma kind::f16 that accumulates in f16: {bits:#010x}"
+            )
         ids = (bits >> 29 & 3, bits >> 4 & 3) if scaled else (0, 0)
         major = (bool(bits >> 15 & 1), bool(bits >> 16 & 1))
         block = {"mxf8f6f4": 32, "mxf4nvf4": 16}.get(kind, 0)
@@ -306,7 +320,9 @@ class _Multiply:
     def _scaled(self, tensor: TensorMemory, values: np.ndarray, side: int) -> np.ndarray:
         assert self.scales is not None
         block = self.product.block
-        factors = _scales(tensor, self.scales[side], len(values), self.product.scale_ids[side], block)
+        factors = _scales(
+            tensor, self.scales[side], len(values), self.product.scale_ids[side], block
+        )
         return values * np.repeat(factors, values.shape[1] // factors.shape[1], axis=1)
 
 
@@ -333,7 +349,9 @@ def multiply(
     for each in (*work.a, *work.b):
         each.cta.shared.read(each.cells(), clock, stream.agent, stream.time, proxy=True)
     if scales is not None:
-        work.scales = tuple((pick(s) + o) & 0xFFFF for s, o in zip(scales[::2], scales[1::2], strict=True))
+        work.scales = tuple(
+            (pick(s) + o) & 0xFFFF for s, o in zip(scales[::2], scales[1::2], strict=True)
+        )
     for cta in ctas:
         tensor = memory_of(cta)
         if work.scales is not None:
@@ -415,4 +433,3 @@ def commit(
         barrier = barriers.find(warp, rank << 24 | at, proxy=True)
         warp.cluster.later("tensor", _Commit(barrier, clock))
     warp.tick()
-

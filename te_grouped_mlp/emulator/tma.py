@@ -113,7 +113,11 @@ class Box:
         )[::-1]
         self.allocation: Allocation | None = None
         if not self.empty:
-            address = tensor.address + sum(lo * s for lo, s in zip(low, tensor.strides, strict=True))
+            address = tensor.address + sum(
+                lo * s for lo, s in zip(low, tensor.strides, strict=True)
+            )
+            # Addresses wrap: a map of ragged rows counts them down from a huge extent.
+            address &= (1 << 64) - 1
             reach = sum((e - 1) * s for e, s in zip(self.extents, tensor.strides, strict=True))
             high_end = address + reach + tensor.element
             name = f"{what} of {tensor} at {start}"
@@ -147,7 +151,9 @@ def _map(warp: Warp, address: int) -> TensorMap:
     if warp.cluster.clocks.active and found.from_kernel is not None:
         made = found.from_kernel[at : at + 64].any()
         if made and address not in warp.cluster.acquired:
-            raise MissingFence(f"the tensor map at {address:#x}, which a kernel wrote, is not acquired")
+            raise MissingFence(
+                f"the tensor map at {address:#x}, which a kernel wrote, is not acquired"
+            )
     tensor = decode(found.bytes[at : at + 64].tobytes())
     if not tensor.unit:
         raise NotImplementedError(f"{tensor}: element strides or interleaving")
@@ -191,7 +197,9 @@ def load(
 ) -> None:  # fmt: skip
     """`cp.async.bulk.tensor` to shared memory, by each active lane."""
     for lane in np.flatnonzero(mask):
-        box = Box(warp, tensor := _map(warp, int(spread(at)[lane])), _start(coordinates, lane), "load")
+        box = Box(
+            warp, tensor := _map(warp, int(spread(at)[lane])), _start(coordinates, lane), "load"
+        )
         own, to = warp.place(int(spread(base)[lane]) + offset, "TMA load")
         if to % 128:
             raise Misaligned(f"TMA load to shared memory {to:#x}")
@@ -200,8 +208,6 @@ def load(
         if multicast is not None:
             bits = int(spread(multicast)[lane])
             ranks = [cta.rank for cta in warp.cluster.ctas if bits >> cta.rank & 1]
-        if box.allocation is not None:
-            warp.memory.read(box.allocation, box.select, warp.event(), warp.clock, "TMA load")
         for rank in ranks:
             cta = warp.cluster.ctas[rank]
             # In a pair of CTAs, the barrier is the one of the half that the address names.
@@ -209,6 +215,15 @@ def load(
             if multicast is not None and group == 2:
                 to_rank = rank & ~1 | barrier_cta.rank & 1
             barrier = barriers.find(warp, to_rank << 24 | barrier_at, proxy=True)
+            if box.allocation is not None:
+                event = Event(
+                    warp.cluster.serial,
+                    barrier.agent,
+                    barrier.phase + 1,
+                    f"a TMA load of {warp.name}",
+                )
+                number = warp.memory.event(event)
+                warp.memory.read(box.allocation, box.select, number, warp.clock, "TMA load")
             cells = cta.cells(to, tensor.box_bytes)
             cta.shared.write(cells, warp.clock, barrier.agent, barrier.phase + 1, proxy=True)
             warp.cluster.later("load", _Load(box, cta, to, barrier))
@@ -295,7 +310,9 @@ def store(
         inside = _touched(box, chunks, cta.granule)
         used = cells if inside is None else inside
         cta.shared.read(used, warp.clock, groups.reads, groups.time, proxy=True)
-        event = Event(warp.cluster.serial, groups.writes, groups.time, f"a TMA store of {warp.name}", reduce)
+        event = Event(
+            warp.cluster.serial, groups.writes, groups.time, f"a TMA store of {warp.name}", reduce
+        )
         number = warp.memory.event(event)
         warp.memory.write(box.allocation, box.select, number, warp.clock, "TMA store")
     request = _Store(box, cta, chunks, reduce)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from te_grouped_mlp.emulator.clocks import Clocks, Shadow, fence_proxy
+from te_grouped_mlp.emulator.clocks import Clocks, Shadow, fence
 from te_grouped_mlp.emulator.codegen import EXIT, LOCAL_BASE
 from te_grouped_mlp.emulator.faults import IllegalOperand, Misaligned, OutOfBounds
 from te_grouped_mlp.emulator.formats import U8, U32, U64
@@ -97,6 +97,7 @@ class Warp:
 
     def fence(self) -> None:
         """`fence`: what came before is what a relaxed arrival releases."""
+        fence(self.clock, proxy=False)
         self.fenced = self.clock.copy()
         self.tick()
 
@@ -104,7 +105,7 @@ class Warp:
         """`fence.proxy.async`."""
         for barrier in self.streams.get("initialised", ()):
             barrier.visible = True
-        fence_proxy(self.clock)
+        fence(self.clock, proxy=True)
 
     def converge(self, mask: np.ndarray) -> None:
         """`bar.warp.sync`: lanes of a warp have one order here."""
@@ -116,7 +117,9 @@ class Warp:
     def event(self, atomic: bool = False) -> int:
         """Return the number of the warp's accesses to global memory at this time."""
         if atomic:
-            return self.memory.event(Event(self.cluster.serial, self.agent, self.time, self.name, True))
+            return self.memory.event(
+                Event(self.cluster.serial, self.agent, self.time, self.name, True)
+            )
         if self._event[0] != self.time:
             number = self.memory.event(Event(self.cluster.serial, self.agent, self.time, self.name))
             self._event = (self.time, number)
@@ -135,7 +138,9 @@ class Warp:
         raw = self.local[LANES[:, None], at[:, None] + np.arange(size * count)]
         return list(raw.view(UNSIGNED[size]).T)
 
-    def store_local(self, base: Value, offset: int, size: int, values: tuple, mask: np.ndarray) -> None:
+    def store_local(
+        self, base: Value, offset: int, size: int, values: tuple, mask: np.ndarray
+    ) -> None:
         """Store to each lane's own memory."""
         at = self._local(base, offset, size * len(values), mask)[mask]
         raw = _rows(values, size)[mask]
@@ -185,7 +190,9 @@ class Warp:
         self.counts["read", "shared"] += size * count * (32 if at.ndim else 1)
         return self.cta.views[size][index]
 
-    def store_shared(self, base: Value, offset: int, size: int, values: tuple, mask: np.ndarray) -> None:
+    def store_shared(
+        self, base: Value, offset: int, size: int, values: tuple, mask: np.ndarray
+    ) -> None:
         """Store the values of each active lane."""
         count = len(values)
         at = self._shared(base, offset, size * count, mask, "store")
@@ -228,7 +235,9 @@ class Warp:
         self.counts["read", "global"] += size * count * (32 if at.ndim else 1)
         return found.bytes.view(UNSIGNED[size])[index]
 
-    def store_global(self, base: Value, offset: int, size: int, values: tuple, mask: np.ndarray) -> None:
+    def store_global(
+        self, base: Value, offset: int, size: int, values: tuple, mask: np.ndarray
+    ) -> None:
         """Store the values of each active lane."""
         found, at = self._global(base, offset, size * len(values), mask, "store")
         if at.ndim and mask is not ALL:
@@ -293,7 +302,11 @@ def _special(cta: Cta, number: int) -> dict[str, Value]:
     launch = cta.cluster.machine.launch
     thread = LANES + U32(32 * number)
     width, height = launch.block[0], launch.block[1]
-    threads = (thread % U32(width), thread // U32(width) % U32(height), thread // U32(width * height))
+    threads = (
+        thread % U32(width),
+        thread // U32(width) % U32(height),
+        thread // U32(width * height),
+    )
     found: dict[str, Value] = {
         "%laneid": LANES, "%warpid": U32(number), "%cluster_ctarank": U32(cta.rank),
         "%cluster_nctarank": U32(len(cta.cluster.coordinates)),
