@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled CuTe DSL functions whose launches are executed by the emulator.
 
-    gpu = EmulatedGpu(Options(schedule="random", seed=3))
-    run = gpu.compiled(cute.compile(function, *fakes, options="--enable-tvm-ffi"))
-    out = gpu.empty((256, 64), torch.bfloat16)
-    run(x, out)
-    print(gpu.reports[-1])
+gpu = EmulatedGpu(Options(schedule="random", seed=3))
+run = gpu.compiled(cute.compile(function, *fakes, options="--enable-tvm-ffi"))
+out = gpu.empty((256, 64), torch.bfloat16)
+run(x, out)
+print(gpu.reports[-1])
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class EmulatedGpu:
         options: Options | None = None,
         launched: Callable[[Launch, Report], None] | None = None,
         clusters: int = 3,
+        strict: bool = True,
     ) -> None:
         """Make one; CuTe DSL compiles for it from now on (see `runtime.select`).
 
@@ -70,13 +71,16 @@ class EmulatedGpu:
             launched: Called with every launch and its report.
             clusters: What persistent kernels are told that the GPU holds at a time. Few, so that
                 each computes several tiles of a small problem, and the emulation takes less time.
+            strict: Whether bytes that one launch left unwritten are so for the launches after it.
+                False where kernels load whole tiles of a buffer whose last rows nobody writes, and
+                drop what they computed of those: what they read then is poison, not a fault.
         """
         runtime.select()
         self.options = options or Options()
         self.reports: list[Report] = []
         self.launched = launched
         self.also: Callable[[], Iterable[Any]] = tuple
-        self._clusters = clusters
+        self._clusters, self._strict = clusters, strict
         self._memory = GlobalMemory()
         self._allocations = Allocations(self._memory)
 
@@ -129,6 +133,8 @@ class EmulatedGpu:
     def _take(self, launch: Launch) -> None:
         report = execute(launch, self._memory, self.options)
         self.reports.append(report)
+        if not self._strict:
+            self._allocations.take_for_written()
         if self.launched is not None:
             self.launched(launch, report)
 

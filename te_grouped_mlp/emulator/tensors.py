@@ -146,6 +146,12 @@ class Allocations:
             if ctypes.string_at(each.address, each.nbytes) != before:
                 self._take_for_written(each)
 
+    def take_for_written(self) -> None:
+        """Take every fresh tensor for written; its bytes stay as they are."""
+        for known in self._known.values():
+            if known.version is not None:
+                self._take_for_written(known)
+
     def bytes_of(self, tensor: torch.Tensor) -> tuple[int, int]:
         """Return address and size of the allocation that a registered tensor lies in."""
         known = self._known[tensor.untyped_storage().data_ptr()]
