@@ -90,7 +90,7 @@ test-slow:
 # The tests that lean most on torch, for another one in an environment of its own.
 test-torch: export TE_GROUPED_MLP_REQUIRE_KERNELS :=
 test-torch: $(DEV_STAMP)
-	$(PYTEST) tests/cli tests/op/gpu tests/overlay tests/standalone $(PYTEST_ARGS)
+	$(PYTEST) tests/cli tests/op/gpu tests/integration/overlay tests/integration/standalone $(PYTEST_ARGS)
 
 # With PY=<python> it takes that environment as it is, and installs nothing.
 test-gpu: $(if $(filter command line,$(origin PY)),,$(KERNELS_STAMP))

@@ -10,8 +10,8 @@ __version__ = "0.1.0"
 
 # Public name -> the module that holds it.
 _PUBLIC = {
-    "activate": "te_grouped_mlp.overlay",
-    "assert_active": "te_grouped_mlp.overlay",
+    "activate": "te_grouped_mlp.integration.overlay",
+    "assert_active": "te_grouped_mlp.integration.overlay",
     "assert_fused": "te_grouped_mlp.op.decisions",
     "explain": "te_grouped_mlp.op.decisions",
 }
@@ -24,8 +24,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from te_grouped_mlp.op.decisions import assert_fused as assert_fused
     from te_grouped_mlp.op.decisions import explain as explain
-    from te_grouped_mlp.overlay import activate as activate
-    from te_grouped_mlp.overlay import assert_active as assert_active
+    from te_grouped_mlp.integration.overlay import activate
+    from te_grouped_mlp.integration.overlay import assert_active
 else:
 
     def __getattr__(name):

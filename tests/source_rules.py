@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import te_grouped_mlp
-from te_grouped_mlp import host
+from te_grouped_mlp.integration import installed_te
 
 # How a group count is spelled: a name, or the length of the splits.
 _COUNT = (
@@ -35,7 +35,7 @@ CAPABILITY = r"get_device_(?:compute_)?capability"
 _ASKERS = (
     "op/environment.py",
     "_bootstrap.py",
-    "standalone/loader.py",
+    "integration/standalone/loader.py",
     "op/backends/cutedsl/compile.py",
 )
 # Pattern -> the files where it may occur.
@@ -43,64 +43,64 @@ ALLOWED = {
     GROUP_COUNT: ("op/layout.py",),
     ENVIRON: _ASKERS,
     # The last two answer TE's question; they do not ask it.
-    CAPABILITY: (*_ASKERS, "standalone/torch_view.py", "standalone/overrides.py"),
+    CAPABILITY: (*_ASKERS, "integration/standalone/torch_view.py", "integration/standalone/overrides.py"),
 }
 # The patches name upstream's own text in order to find it.
 EXEMPT_FOLDERS = ("patches/",)
 
 # Imports go to the same stage or an earlier one. The longest prefix of a module's name decides.
 STAGES: tuple[tuple[str, ...], ...] = (
-    ("", "_C", "host", "_bootstrap"),
-    ("op.capacity",),
+    ("", "_C", "integration.installed_te", "_bootstrap"),
+    ("op.tensors.capacity",),
     (
         "op",
-        "op.device",
-        "op.memory",
-        "op.record",
-        "op.spacing",
+        "op.tensors.device",
+        "op.tensors.memory",
+        "op.tensors.record",
+        "op.tensors.stacking",
         "op.layout",
         "op.packages",
         "op.environment",
         "op.formats",
     ),
-    ("op.scale_layout",),
+    ("op.tensors.scale_layout",),
     (
-        "op.block_scale",
-        "op.block_scale_kernels",
-        "op.block_scale_math",
+        "op.kernels.block_scale",
+        "op.kernels.block_scale_kernels",
+        "op.kernels.block_scale_math",
     ),
-    ("standalone",),
+    ("integration.standalone",),
     ("emulator",),
-    ("overlay",),
+    ("integration.overlay",),
     ("op.problem",),
     ("op.plan",),
-    ("op.split_guard", "op.split_guard_kernels"),
+    ("op.step.split_guard", "op.kernels.split_guard_kernels"),
     ("op.fit",),
-    ("op.probes",),
-    ("op.checks", "op.operands", "op.gradients"),
-    ("op.te_recipe",),
-    ("op.quantizers",),
-    ("op.te_adapter",),
-    ("op.carriers",),
-    ("op.exact_tokens", "op.exact_weights", "op.experts", "op.requantize"),
-    ("op.quantize", "op.weights"),
+    ("op.te.probes",),
+    ("op.tensors.checks", "op.tensors.operands", "op.tensors.gradients"),
+    ("op.te.recipes",),
+    ("op.te.quantizers",),
+    ("op.te.adapter",),
+    ("op.te.carriers",),
+    ("op.tensors.dequantized_tokens", "op.tensors.dequantized_weights", "op.tensors.experts", "op.tensors.requantize"),
+    ("op.tensors.quantize", "op.tensors.weights"),
     ("op.backends.base",),
     ("op.backends.checked",),
     ("op.backends",),
     ("op.selection",),
     ("op.decisions",),
-    ("op.saved",),
-    ("op.ops_state", "op.intact"),
-    ("op.inputs", "op.bias_gradient", "op.data_gradient", "op.weight_gradient"),
-    ("op.fusion", "op.unfused"),
-    ("op.seams",),
+    ("op.step.saved",),
+    ("op.step.ops_state", "op.step.intact"),
+    ("op.step.inputs", "op.step.bias_gradient", "op.step.data_gradient", "op.step.weight_gradient"),
+    ("op.fusion", "op.step.unfused"),
+    ("integration.upstream_api",),
     ("_fork",),
     ("patches",),
-    ("bench", "cli", "selftest", "_command"),
+    ("measure.bench", "cli", "measure.selftest", "_command"),
 )
 UPWARD_ALLOWED = {
     # The finder imports the rest when the first name of TE is looked up, not at start-up.
-    ("_bootstrap", "overlay"),
+    ("_bootstrap", "integration.overlay"),
     # Asked about a module, it needs TE; what a process decided is told without it.
     ("op.decisions", "op.fusion"),
     # The package's own names are looked up lazily, by string; nothing is imported at start-up.
@@ -108,19 +108,19 @@ UPWARD_ALLOWED = {
 # Who may import TE; everything else must work where it is absent.
 TE_IMPORTERS = (
     "_fork",
-    "bench.te_layer",
+    "measure.bench.te_layer",
     "cli",
     "op.backends.upstream",
-    "op.experts",
+    "op.tensors.experts",
     "op.fusion",
-    "op.quantize",
-    "op.quantizers",
-    "op.requantize",
-    "op.te_adapter",
-    "op.te_recipe",
-    "op.weights",
-    "selftest",
-    "standalone",
+    "op.tensors.quantize",
+    "op.te.quantizers",
+    "op.tensors.requantize",
+    "op.te.adapter",
+    "op.te.recipes",
+    "op.tensors.weights",
+    "measure.selftest",
+    "integration.standalone",
 )
 LEAVES = (
     "layout",
@@ -139,9 +139,9 @@ MAX_FUNCTION_LINES = 60
 MAX_MODULE_LINES = 330
 # File (or file:function) -> why it may be longer.
 LONG: dict[str, str] = {
-    "op/block_scale_kernels.py": "device code",
-    "op/block_scale_kernels.py:quantize_tiles": "one kernel",
-    "op/block_scale.py:quantize": "most of it is the contract of six outputs",
+    "op/kernels/block_scale_kernels.py": "device code",
+    "op/kernels/block_scale_kernels.py:quantize_tiles": "one kernel",
+    "op/kernels/block_scale.py:quantize": "most of it is the contract of six outputs",
 }
 
 
@@ -153,7 +153,7 @@ def sources() -> dict[str, Path]:
         for file in sorted(package.rglob("*.py"))
         if "__pycache__" not in file.parts
     }
-    fork = host.fork_file()
+    fork = installed_te.fork_file()
     if fork is not None:
         found["_fork/grouped_mlp.py"] = fork
     patches = importlib.util.find_spec("te_grouped_mlp.patches")

@@ -62,7 +62,7 @@ def _require_a_place() -> None:
         raise ImportError(f"{EMULATE_SWITCH} needs {', '.join(missing)}: {_REMEDY}")
     import torch
 
-    from te_grouped_mlp import standalone
+    from te_grouped_mlp.integration import standalone
 
     if torch.cuda.is_available():
         raise RuntimeError(

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 import te_grouped_mlp
-from te_grouped_mlp.op import environment, memory, packages
+from te_grouped_mlp.op import environment, packages
+from te_grouped_mlp.op.tensors import memory
 from te_grouped_mlp.op.plan import Reason, Reject
 from tests.csrc import naive_mxfp8
 from tests.op.backends.reference import naive

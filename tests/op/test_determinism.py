@@ -111,7 +111,7 @@ def quantized(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record the tex functions that prepare operands."""
     import transformer_engine.pytorch  # noqa: F401  (before anything asks for tex)
 
-    from te_grouped_mlp.op import quantize
+    from te_grouped_mlp.op.tensors import quantize
 
     called: list[str] = []
     for name in ("quantize", "group_quantize", "splits_to_offsets_multi"):
@@ -278,7 +278,7 @@ def test_memory_that_torch_fills_is_invisible(
     base: StepCase, fill: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under the demand torch may fill fresh memory with NaN: no result is made of it."""
-    from te_grouped_mlp.op import memory
+    from te_grouped_mlp.op.tensors import memory
 
     expected = step.run_step(base)
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", fill)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from te_grouped_mlp.op import environment, exact_weights
-from te_grouped_mlp.op.operands import ExactCopy
+from te_grouped_mlp.op import environment
+from te_grouped_mlp.op.tensors import dequantized_weights
+from te_grouped_mlp.op.tensors.operands import ExactCopy
 from tests.support import step
 from tests.support.prequantized import run_prequantized
 from tests.support.step import StepCase
@@ -107,9 +108,9 @@ def weights_made(
     """Run a step, change the model, run again; return how many linears' weights were remade then,
     and the second output."""
     made: list[int] = []
-    original = exact_weights.of_plain
+    original = dequantized_weights.of_plain
     monkeypatch.setattr(
-        exact_weights, "of_plain", lambda *args, **kw: made.append(1) or original(*args, **kw)
+        dequantized_weights, "of_plain", lambda *args, **kw: made.append(1) or original(*args, **kw)
     )
     model, inputs = step.make_model(case), step.make_inputs(case)
     with in_use(monkeypatch, reuse_weights=reuse):
@@ -207,29 +208,29 @@ def test_copies_that_do_not_serve_go_before_others_are_made(
 ) -> None:
     case = SEVERAL
     model, inputs = step.make_model(case), step.make_inputs(case)
-    before = len(exact_weights._kept)
+    before = len(dequantized_weights._kept)
     with in_use(monkeypatch, reuse_weights=True):
         step.run_model(model, case, inputs)
-        assert len(exact_weights._kept) == before + 2
+        assert len(dequantized_weights._kept) == before + 2
         in_place(model)
-        original, held = exact_weights.of_plain, []
+        original, held = dequantized_weights.of_plain, []
 
         def look(*args: Any, **kwargs: Any) -> Any:
-            held.append(len(exact_weights._kept))
+            held.append(len(dequantized_weights._kept))
             return original(*args, **kwargs)
 
-        monkeypatch.setattr(exact_weights, "of_plain", look)
+        monkeypatch.setattr(dequantized_weights, "of_plain", look)
         step.run_model(model, case, inputs)
         assert held == [before + 1]
         stepped(model)
-        assert len(exact_weights._kept) == 0
+        assert len(dequantized_weights._kept) == 0
 
 
 def test_a_copy_serves_the_stream_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another stream may come to it before it is written."""
 
     def other_stream(_: Any) -> None:
-        monkeypatch.setattr(exact_weights, "_stream", lambda device: 1)
+        monkeypatch.setattr(dequantized_weights, "_stream", lambda device: 1)
 
     assert weights_made(monkeypatch, SEVERAL, other_stream)[0] == 2
 
@@ -256,7 +257,7 @@ def test_weights_of_inference_mode_are_not_kept(
 ) -> None:
     """They count no versions, so a write could not be seen."""
     case = SEVERAL.but(weight=weight, frozen=frozenset({"x", "prob", "fc1", "fc2"}))
-    before = len(exact_weights._kept)
+    before = len(dequantized_weights._kept)
     with in_use(monkeypatch, reuse_weights=True), torch.inference_mode():
         model, inputs = step.make_model(case), step.make_inputs(case)
         first = step.forward(model, case, inputs).clone()
@@ -265,7 +266,7 @@ def test_weights_of_inference_mode_are_not_kept(
             (parameter if storage is None else storage).mul_(2.0)
         second = step.forward(model, case, inputs)
         assert not step.same_bits(first, second)
-    assert len(exact_weights._kept) == before
+    assert len(dequantized_weights._kept) == before
 
 
 def test_one_parameter_for_all_experts_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,9 +296,9 @@ def test_an_inference_pass_keeps_less_and_a_training_pass_asks_for_more(
 
 
 def test_what_is_kept_goes_with_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = len(exact_weights._kept)
+    before = len(dequantized_weights._kept)
     weights_made(monkeypatch, SEVERAL, nothing)
-    assert len(exact_weights._kept) == before
+    assert len(dequantized_weights._kept) == before
 
 
 # Memory -----------------------------------------------------------------------------------------
@@ -313,7 +314,8 @@ def test_the_output_gradients_copies_go_before_the_inputs_gradient_is_made(
     then waits as bytes."""
     case = SEVERAL.but(delay=delay)
     model, inputs = step.make_model(case), step.make_inputs(case)
-    from te_grouped_mlp.op import data_gradient, quantize
+    from te_grouped_mlp.op.step import data_gradient
+    from te_grouped_mlp.op.tensors import quantize
 
     made: list[Any] = []
     as_bytes: list[bool] = []

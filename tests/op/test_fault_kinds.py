@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from te_grouped_mlp.op import environment, memory, selection
+from te_grouped_mlp.op import environment, selection
+from te_grouped_mlp.op.tensors import memory
 from te_grouped_mlp.op.layout import RowExtent
 from te_grouped_mlp.op.plan import Plan, Reason
 from tests.op import fixtures

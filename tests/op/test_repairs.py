@@ -22,20 +22,10 @@ import pytest
 import torch
 import transformer_engine.pytorch  # noqa: F401  (brings tex, which the op imports)
 
-from te_grouped_mlp.op import (
-    bias_gradient,
-    carriers,
-    checks,
-    environment,
-    inputs,
-    ops_state,
-    quantize,
-    quantizers,
-    saved,
-    te_adapter,
-    te_recipe,
-    weight_gradient,
-)
+from te_grouped_mlp.op.step import bias_gradient, inputs, ops_state, saved, weight_gradient
+from te_grouped_mlp.op.te import carriers, quantizers, adapter, recipes
+from te_grouped_mlp.op.tensors import checks, quantize
+from te_grouped_mlp.op import environment
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.layout import Output
 from te_grouped_mlp.op.plan import Reason
@@ -239,7 +229,7 @@ def own_every_input(patch: Patch) -> None:
             tensor.fill_(0xFF)
 
     patch.setattr(weight_gradient, "clear_tensor_data", clear)
-    patch.setattr(te_adapter, "is_gemm_ready", lambda _tensor: False)
+    patch.setattr(adapter, "is_gemm_ready", lambda _tensor: False)
 
 
 @repair("the caller's quantized tensor is kept", own_every_input)
@@ -356,7 +346,7 @@ def _fixed_order() -> None:
 
 
 def ignore_the_gradient_format(patch: Patch) -> None:
-    patch.setattr(te_recipe, "HYBRID", "")
+    patch.setattr(recipes, "HYBRID", "")
 
 
 @repair("gradients in E4M3 only", ignore_the_gradient_format)
@@ -370,7 +360,7 @@ def _hybrid() -> None:
     case = SEVERAL
     model = step.make_model(case)
     with te.autocast(enabled=True, recipe=MXFP8BlockScaling(fp8_format=Format.HYBRID)):
-        problem = te_adapter.problem_of(*model, MXFP8BlockScaling(fp8_format=Format.HYBRID))
+        problem = adapter.problem_of(*model, MXFP8BlockScaling(fp8_format=Format.HYBRID))
     refused = selection.refusals(problem, environment.current())
     assert "reference" in refused
     assert refused["reference"].reason is Reason.GRADIENT_FORMAT

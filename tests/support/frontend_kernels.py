@@ -16,7 +16,7 @@ import torch
 
 from te_grouped_mlp import _C
 from te_grouped_mlp.op.backends.reference.kernels import activations
-from te_grouped_mlp.op.capacity import span
+from te_grouped_mlp.op.tensors.capacity import span
 from te_grouped_mlp.op.problem import Activation, ActivationSpec
 from tests.support.frontend_machine import (
     Block,

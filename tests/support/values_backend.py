@@ -22,7 +22,12 @@ from te_grouped_mlp.op import environment, selection
 from te_grouped_mlp.op.backends.reference import arguments
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.environment import Environment
-from te_grouped_mlp.op.operands import Axis, ExactCopy, GroupedOperand, WeightOperand
+from te_grouped_mlp.op.tensors.operands import (
+    Axis,
+    ExactCopy,
+    GroupedOperand,
+    WeightOperand,
+)
 from te_grouped_mlp.op.plan import Plan, Reject
 from te_grouped_mlp.op.problem import Call, Problem
 
@@ -54,8 +59,8 @@ def in_use(monkeypatch: pytest.MonkeyPatch, **switches: Any) -> Iterator[Calls]:
     backend, found = ValuesBackend(), selection.backend
     monkeypatch.setattr(selection, "backend", lambda name: backend if name == NAME else found(name))
     stand_in = _block_scale(calls)
-    monkeypatch.setitem(sys.modules, "te_grouped_mlp.op.block_scale", stand_in)
-    monkeypatch.setattr("te_grouped_mlp.op.block_scale", stand_in, raising=False)
+    monkeypatch.setitem(sys.modules, "te_grouped_mlp.op.kernels.block_scale", stand_in)
+    monkeypatch.setattr("te_grouped_mlp.op.kernels.block_scale", stand_in, raising=False)
     monkeypatch.setattr(arguments, "read", _read(arguments.read))
     monkeypatch.setattr(arguments, "read_weight", _read_weight(arguments.read_weight))
     current = environment.current().switches
@@ -85,7 +90,7 @@ def _read_weight(original: Any) -> Any:
 
 def _block_scale(calls: Calls) -> ModuleType:
     """`block_scale` over the C++ kernels, of which TE's quantizer is a caller in standalone."""
-    module = ModuleType("te_grouped_mlp.op.block_scale")
+    module = ModuleType("te_grouped_mlp.op.kernels.block_scale")
 
     def parts(rows: int, ends: torch.Tensor | None, members: int) -> list[slice]:
         if ends is None:
@@ -95,8 +100,8 @@ def _block_scale(calls: Calls) -> ModuleType:
         return [slice(a, b) for a, b in zip(marks, marks[1:], strict=False)]
 
     def quantize(src: torch.Tensor, ends: Any, *, members: int = 1, **given: Any) -> None:
-        from te_grouped_mlp.standalone.tex import mxfp8
-        from te_grouped_mlp.standalone.tex.codes import COLUMN, ROW
+        from te_grouped_mlp.integration.standalone.tex import mxfp8
+        from te_grouped_mlp.integration.standalone.tex.codes import COLUMN, ROW
 
         calls.append("quantize")
         assert not given.pop("paired", False)
@@ -126,7 +131,7 @@ def _block_scale(calls: Calls) -> ModuleType:
         data: torch.Tensor, scale: torch.Tensor, ends: Any, out: torch.Tensor, *,
         axis_column: bool, members: int = 1, swizzled: bool = True,
     ) -> None:  # fmt: skip
-        from te_grouped_mlp.standalone.tex import mxfp8
+        from te_grouped_mlp.integration.standalone.tex import mxfp8
 
         calls.append("dequantize")
         at, axis = 0, int(axis_column)

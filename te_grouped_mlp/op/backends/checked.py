@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from te_grouped_mlp.op import split_guard
+from te_grouped_mlp.op.step import split_guard
 from te_grouped_mlp.op.backends.base import (
     Backend,
     DactEpilogue,
@@ -19,9 +19,9 @@ from te_grouped_mlp.op.backends.base import (
     GemmEpilogue,
 )
 from te_grouped_mlp.op.formats import MXFP8
-from te_grouped_mlp.op.gradients import WgradTarget
+from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.layout import Kernel, LayoutMismatchError
-from te_grouped_mlp.op.operands import (
+from te_grouped_mlp.op.tensors.operands import (
     Axis,
     ExactCopy,
     GroupedOperand,
@@ -29,7 +29,7 @@ from te_grouped_mlp.op.operands import (
     WeightOperand,
 )
 from te_grouped_mlp.op.plan import Plan
-from te_grouped_mlp.op.scale_layout import column_scale_shape, row_scale_shape
+from te_grouped_mlp.op.tensors.scale_layout import column_scale_shape, row_scale_shape
 
 
 class CheckedBackend:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from te_grouped_mlp.op import memory
+from te_grouped_mlp.op.tensors import memory
 from tests.op.fixtures import Replayed
 from tests.op.gpu import graphs, recorded
 from tests.op.gpu.graphs import Layers
@@ -126,7 +126,7 @@ def test_several_layers_of_one_shape_in_one_graph(name: str, device: str) -> Non
 @pytest.mark.parametrize("device", ["cpu"], indirect=True)
 def test_copies_of_old_weights_are_seen(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a graph does that was captured with copies made before: the comparison fails."""
-    from te_grouped_mlp.op import weights
+    from te_grouped_mlp.op.tensors import weights
 
     kept: dict[int, tuple[Any, Any]] = {}
     original = weights.forward_members

@@ -23,7 +23,7 @@ from te_grouped_mlp.op.backends.cudnn.views import (
     column_scales,
 )
 from te_grouped_mlp.op.formats import MXFP8
-from te_grouped_mlp.op.operands import QuantizedCopy
+from te_grouped_mlp.op.tensors.operands import QuantizedCopy
 from te_grouped_mlp.op.packages import RUNTIME_OFFSETS
 from te_grouped_mlp.op.problem import Activation, ActivationSpec
 

@@ -38,9 +38,9 @@ from te_grouped_mlp.op.backends.cudnn import (
 )
 from te_grouped_mlp.op.backends.cudnn.launch import Launch
 from te_grouped_mlp.op.environment import Environment
-from te_grouped_mlp.op.gradients import WgradTarget
+from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.layout import Kernel
-from te_grouped_mlp.op.operands import (
+from te_grouped_mlp.op.tensors.operands import (
     Axis,
     GroupedOperand,
     QuantizedCopy,

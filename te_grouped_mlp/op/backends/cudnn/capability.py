@@ -201,7 +201,7 @@ def _launches(problem: Problem, call: Call, env: Environment) -> Iterator[Launch
     if call.needs_dact or call.wants(Output.DW2):
         yield _launch(call, Kernel.QUANTIZE_GRAD, _EITHER)
     if call.wants(Output.DB2) or (scaled_bias and call.wants(Output.DPROB)):
-        # Not a kernel of the frontend's: sums of a fixed order, see op/bias_gradient.py.
+        # Not a kernel of the frontend's: sums of a fixed order, see op/step/bias_gradient.py.
         scales = (Output.DPROB,) if scaled_bias else ()
         yield _launch(call, Kernel.FC2_BIAS_GRAD, _EITHER, Output.DB2, *scales)
     if call.needs_dact:

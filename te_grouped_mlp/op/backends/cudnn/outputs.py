@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from te_grouped_mlp.op import memory
+from te_grouped_mlp.op.tensors import memory
 from te_grouped_mlp.op.backends.base import (
     DactEpilogue,
     DactResult,
@@ -15,7 +15,13 @@ from te_grouped_mlp.op.backends.base import (
     GemmEpilogue,
 )
 from te_grouped_mlp.op.backends.cudnn import alignment
-from te_grouped_mlp.op.operands import Axis, GroupedOperand, QuantizedCopy, Splits, WeightOperand
+from te_grouped_mlp.op.tensors.operands import (
+    Axis,
+    GroupedOperand,
+    QuantizedCopy,
+    Splits,
+    WeightOperand,
+)
 from te_grouped_mlp.op.plan import Plan
 
 _PROB_DTYPES = (torch.float32, torch.bfloat16)

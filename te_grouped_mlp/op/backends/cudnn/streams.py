@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op import memory
+from te_grouped_mlp.op.tensors import memory
 from te_grouped_mlp.op.backends.cudnn.signatures import takes, wrapper
 from te_grouped_mlp.op.layout import Kernel
 

@@ -17,8 +17,8 @@ import torch
 
 from te_grouped_mlp.op.backends.cudnn import alignment
 from te_grouped_mlp.op.formats import MXFP8
-from te_grouped_mlp.op.operands import Axis, QuantizedCopy, WeightOperand
-from te_grouped_mlp.op.scale_layout import column_scale_shape, row_scale_shape
+from te_grouped_mlp.op.tensors.operands import Axis, QuantizedCopy, WeightOperand
+from te_grouped_mlp.op.tensors.scale_layout import column_scale_shape, row_scale_shape
 
 _SWIZZLES = {Axis.ROW: "mxfp8_rowwise", Axis.COLUMN: "mxfp8_columnwise"}
 

@@ -12,11 +12,15 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op import spacing
+from te_grouped_mlp.op.tensors import stacking
 from te_grouped_mlp.op.backends.cudnn import alignment, checks, te_calls
 from te_grouped_mlp.op.formats import MXFP8
-from te_grouped_mlp.op.operands import Axis, Parts, QuantizedCopy, WeightOperand
-from te_grouped_mlp.op.scale_layout import from_kernel_view, round_up, to_kernel_view
+from te_grouped_mlp.op.tensors.operands import Axis, Parts, QuantizedCopy, WeightOperand
+from te_grouped_mlp.op.tensors.scale_layout import (
+    from_kernel_view,
+    round_up,
+    to_kernel_view,
+)
 
 E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
 
@@ -115,7 +119,7 @@ def experts(w: WeightOperand) -> Experts:
 
 
 def _readable(members: Parts) -> Parts:
-    distance = spacing.distance(members)
+    distance = stacking.distance(members)
     # Known of all of them at once, where they lie in steps.
     if distance and distance % alignment.BYTES == 0 and alignment.is_aligned(members[0]):
         return members
@@ -139,7 +143,7 @@ def _stacked(members: Parts, shape: tuple[int, ...]) -> torch.Tensor | None:
     first, count = members[0], len(members)
     size = first.numel() * first.element_size()
     storage = first.untyped_storage()
-    distance = spacing.distance(members)
+    distance = stacking.distance(members)
     if distance is not None:
         start = first.storage_offset() * first.element_size()
         # A storage that covers the last member covers them all, so nothing else can lie there.

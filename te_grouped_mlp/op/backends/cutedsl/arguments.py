@@ -8,16 +8,17 @@ from collections.abc import Sequence
 
 import torch
 
-from te_grouped_mlp.op import emulated, memory, spacing
-from te_grouped_mlp.op.gradients import WgradTarget
-from te_grouped_mlp.op.operands import (
+from te_grouped_mlp.op import emulated
+from te_grouped_mlp.op.tensors import memory, stacking
+from te_grouped_mlp.op.tensors.gradients import WgradTarget
+from te_grouped_mlp.op.tensors.operands import (
     Axis,
     GroupedOperand,
     QuantizedCopy,
     Splits,
     WeightOperand,
 )
-from te_grouped_mlp.op.spacing import Matrices
+from te_grouped_mlp.op.tensors.stacking import Matrices
 
 _ALIGN = 16
 """Bytes to which TMA wants addresses and row strides aligned."""
@@ -55,7 +56,7 @@ def rows_of(operand: GroupedOperand, axis: Axis, name: str) -> torch.Tensor:
 
 
 def _values_of(copy: QuantizedCopy, operand: GroupedOperand) -> torch.Tensor:
-    from te_grouped_mlp.op import block_scale
+    from te_grouped_mlp.op.kernels import block_scale
 
     values = memory.empty(operand.shape, torch.bfloat16, copy.data.device)
     if values.numel():
@@ -194,7 +195,7 @@ def evenly_spaced(members: Sequence[torch.Tensor], shape: tuple[int, int]) -> Ma
     """
     if tuple(members[0].shape) != shape:
         return None
-    found = spacing.in_a_row(members)
+    found = stacking.in_a_row(members)
     return found if found is not None and is_addressable(found.values) else None
 
 

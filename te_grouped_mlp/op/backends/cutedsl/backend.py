@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import torch
 
-from te_grouped_mlp.op import exact_tokens, memory
+from te_grouped_mlp.op.tensors import dequantized_tokens, memory
 from te_grouped_mlp.op.backends.base import (
     DactEpilogue,
     DactResult,
@@ -36,9 +36,9 @@ from te_grouped_mlp.op.backends.cutedsl.config import Op
 from te_grouped_mlp.op.backends.cutedsl.launch import finish_rows, launcher_of, prepare, zero_tail
 from te_grouped_mlp.op.environment import Environment
 from te_grouped_mlp.op.formats import DType
-from te_grouped_mlp.op.gradients import WgradTarget
+from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.layout import Kernel, Output
-from te_grouped_mlp.op.operands import Axis, GroupedOperand, Splits, WeightOperand
+from te_grouped_mlp.op.tensors.operands import Axis, GroupedOperand, Splits, WeightOperand
 from te_grouped_mlp.op.plan import Plan, Reject
 from te_grouped_mlp.op.problem import Call, Problem
 
@@ -255,7 +255,7 @@ def _operand(
 ) -> GroupedOperand:
     """Make what a kernel stored an operand: as it is, or quantized (see `exact_tokens.operand`)."""
     if plan.reads_values:
-        return exact_tokens.operand(
+        return dequantized_tokens.operand(
             values, plan, splits,
             row=row, column=column, waits=waits, paired=paired, nan_in_scale=True, consumes=True,
         )  # fmt: skip

@@ -9,7 +9,8 @@ from collections.abc import Callable, Hashable
 
 import torch
 
-from te_grouped_mlp.op import emulated, memory
+from te_grouped_mlp.op import emulated
+from te_grouped_mlp.op.tensors import memory
 from te_grouped_mlp.op.backends.cutedsl import compile as kernels
 from te_grouped_mlp.op.backends.cutedsl import keys
 from te_grouped_mlp.op.backends.cutedsl.config import Op

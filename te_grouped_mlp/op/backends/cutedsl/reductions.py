@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from te_grouped_mlp.op import capacity, memory
+from te_grouped_mlp.op.tensors import capacity, memory
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _ROWS = 64

@@ -11,11 +11,11 @@ from typing import Any, TypeVar, cast
 import torch
 
 from te_grouped_mlp import _C
-from te_grouped_mlp.op import memory
-from te_grouped_mlp.op.capacity import Span, span
+from te_grouped_mlp.op.tensors import memory
+from te_grouped_mlp.op.tensors.capacity import Span, span
 from te_grouped_mlp.op.formats import DType, Format
 from te_grouped_mlp.op.layout import GroupLayout, RowExtent
-from te_grouped_mlp.op.operands import (
+from te_grouped_mlp.op.tensors.operands import (
     Axis,
     GroupedOperand,
     QuantizedCopy,
@@ -24,7 +24,11 @@ from te_grouped_mlp.op.operands import (
     torch_dtype,
 )
 from te_grouped_mlp.op.plan import Plan
-from te_grouped_mlp.op.scale_layout import column_group_offset, column_scale_shape, row_scale_shape
+from te_grouped_mlp.op.tensors.scale_layout import (
+    column_group_offset,
+    column_scale_shape,
+    row_scale_shape,
+)
 
 T = TypeVar("T")
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from te_grouped_mlp.op.backends.cudnn import arguments, views
-from te_grouped_mlp.op.operands import Axis
+from te_grouped_mlp.op.tensors.operands import Axis
 from te_grouped_mlp.op.problem import Activation, ActivationSpec
-from te_grouped_mlp.op.scale_layout import swizzled_offset
+from te_grouped_mlp.op.tensors.scale_layout import swizzled_offset
 from tests.op.backends.cudnn import operands
 from tests.support.frontend_signatures import VERSIONS, number, signature
 

@@ -20,9 +20,9 @@ from te_grouped_mlp.op.backends.base import (
     GemmEpilogue,
 )
 from te_grouped_mlp.op.backends.cudnn import arguments, checks, streams, views
-from te_grouped_mlp.op.gradients import WgradTarget
+from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.layout import Kernel
-from te_grouped_mlp.op.operands import Axis, GroupedOperand, WeightOperand
+from te_grouped_mlp.op.tensors.operands import Axis, GroupedOperand, WeightOperand
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import Activation
 from tests.op.backends.cudnn import operands

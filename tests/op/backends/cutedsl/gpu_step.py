@@ -10,14 +10,20 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op import memory
+from te_grouped_mlp.op.tensors import memory
 from te_grouped_mlp.op.backends.base import DactEpilogue, Fc1Epilogue, GemmEpilogue
 from te_grouped_mlp.op.backends.cutedsl.backend import CuteDslBackend
 from te_grouped_mlp.op.environment import Environment, Switches
 from te_grouped_mlp.op.formats import UNQUANTIZED
-from te_grouped_mlp.op.gradients import WgradTarget
+from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.layout import Kernel, Output
-from te_grouped_mlp.op.operands import Axis, GroupedOperand, Splits, WeightOperand, torch_dtype
+from te_grouped_mlp.op.tensors.operands import (
+    Axis,
+    GroupedOperand,
+    Splits,
+    WeightOperand,
+    torch_dtype,
+)
 from te_grouped_mlp.op.packages import Absent
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import Call, LinearSpec, Problem, RecipeKind, TensorKind

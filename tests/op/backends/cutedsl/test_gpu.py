@@ -14,7 +14,7 @@ import sys
 import pytest
 import torch
 
-from te_grouped_mlp.op import memory
+from te_grouped_mlp.op.tensors import memory
 from te_grouped_mlp.op.backends.cutedsl import keys
 from te_grouped_mlp.op.backends.cutedsl.compile import compile_ahead
 from te_grouped_mlp.op.formats import UNQUANTIZED, DType

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op import memory
+from te_grouped_mlp.op.tensors import memory
 from te_grouped_mlp.op.backends.base import DactEpilogue, Fc1Epilogue, GemmEpilogue
 from te_grouped_mlp.op.environment import Environment, Switches
 from te_grouped_mlp.op.formats import MXFP8, DType, Format
-from te_grouped_mlp.op.gradients import WgradTarget
+from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.layout import GroupLayout, Kernel, Output
-from te_grouped_mlp.op.operands import (
+from te_grouped_mlp.op.tensors.operands import (
     Axis,
     GroupedOperand,
     QuantizedCopy,

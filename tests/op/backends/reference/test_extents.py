@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from te_grouped_mlp import _C
-from te_grouped_mlp.op import memory
+from te_grouped_mlp.op.tensors import memory
 from te_grouped_mlp.op.backends.base import GemmEpilogue
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED
-from te_grouped_mlp.op.gradients import WgradTarget
+from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.layout import Kernel
-from te_grouped_mlp.op.operands import Axis
+from te_grouped_mlp.op.tensors.operands import Axis
 from tests.op.backends.reference.cases import (
     ACTIVATIONS,
     EVERY_WRAPPER,

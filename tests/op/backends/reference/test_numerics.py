@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED, DType
-from te_grouped_mlp.op.scale_layout import swizzled_offset
+from te_grouped_mlp.op.tensors.scale_layout import swizzled_offset
 from tests.op.backends.reference import cases
 from tests.op.backends.reference.cases import (
     ACTIVATIONS,

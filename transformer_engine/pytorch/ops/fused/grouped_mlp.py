@@ -30,39 +30,27 @@ from transformer_engine.pytorch.ops.op import FusedOperation
 from transformer_engine.pytorch.quantization import FP8GlobalStateManager
 from transformer_engine.pytorch.tensor.grouped_tensor import GroupedTensor
 
-from te_grouped_mlp.op import (
+from te_grouped_mlp.op.step import (
     bias_gradient,
-    carriers,
     data_gradient,
-    decisions,
-    environment,
-    fusion,
     intact,
     ops_state,
-    probes,
-    quantize,
-    quantizers,
     saved,
-    seams,
-    selection,
     split_guard,
-    te_adapter,
     unfused,
     weight_gradient,
-    weights,
 )
+from te_grouped_mlp.op.te import carriers, probes, quantizers, adapter
+from te_grouped_mlp.op import decisions, environment, fusion, selection
+from te_grouped_mlp.op.tensors import quantize, weights
+from te_grouped_mlp.integration import upstream_api
 from te_grouped_mlp.op.backends.base import Fc1Epilogue, GemmEpilogue
-from te_grouped_mlp.op.device import on_device_of_tensor
+from te_grouped_mlp.op.tensors.device import on_device_of_tensor
 from te_grouped_mlp.op.fusion import is_glu_activation as is_glu_activation
 from te_grouped_mlp.op.fusion import validate_grouped_mlp_dims as validate_grouped_mlp_dims
-from te_grouped_mlp.op.inputs import (
-    Inputs,
-    output_buffer,
-    read_call,
-    read_inputs,
-)
+from te_grouped_mlp.op.step.inputs import Inputs, output_buffer, read_call, read_inputs
 from te_grouped_mlp.op.layout import Kernel, Output
-from te_grouped_mlp.op.operands import Axis, Splits, torch_dtype
+from te_grouped_mlp.op.tensors.operands import Axis, Splits, torch_dtype
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import Problem
 
@@ -72,7 +60,7 @@ this fused op gives one or raises RuntimeError, and so does upstream's behind it
 kernel for a scaled bias asks Transformer Engine's environment variable alone."""
 
 
-class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N801  (upstream's name)
+class _GroupedMLP_CuTeGEMMBase(upstream_api.UpstreamSeams, FusedOperation):  # noqa: N801  (upstream's name)
     """One step of a grouped MLP; see the module's formulas."""
 
     def __init__(self, *, fc1: Any, activation: Any, fc2: Any) -> None:
@@ -90,7 +78,7 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
         """Read the ops anew: TE fuses once, but options and the recipe's content may change."""
         manager = FP8GlobalStateManager
         recipe = manager.get_fp8_recipe() if manager.is_fp8_enabled() else None
-        return te_adapter.problem_of(*ops, recipe)
+        return adapter.problem_of(*ops, recipe)
 
     # A compiler would trace the host code launch by launch, and anew for each saved state.
     @torch.compiler.disable
@@ -123,13 +111,13 @@ class _GroupedMLP_CuTeGEMMBase(seams.UpstreamSeams, FusedOperation):  # noqa: N8
             return unfused.forward(ops, *given, **neighbours)
         inputs = read_inputs(ops, problem, input_, basic_op_extra_inputs, basic_op_kwargs)
         prob = basic_op_extra_inputs[1][0]
-        host = te_adapter.host_splits(inputs.split_sizes, env.switches)
+        host = adapter.host_splits(inputs.split_sizes, env.switches)
         call = read_call(basic_op_ctxs, problem, inputs, prob, host, env)
         plan = selection.make_plan(problem, call, env)
         weight_gradient.main_grad_targets(plan, inputs.weights, writes=False)
         decisions.count_step(plan.backend)
         out = output_buffer(plan, inputs)
-        splits = te_adapter.read_splits(inputs.split_sizes, host, plan, inputs.x.device)
+        splits = adapter.read_splits(inputs.split_sizes, host, plan, inputs.x.device)
         state = _forward(ops, plan, inputs, splits, out)
         ctx.skeleton = None
         if call.needs_backward:
@@ -203,9 +191,9 @@ def _forward(
     first = run.fc1_act(
         x,
         weights.operand(w1, problem.fc1, fmt, Axis.ROW),
-        Fc1Epilogue(te_adapter.packed_bias(fc1, dtype), inputs.prob, keeps_activated, needs_dact),
+        Fc1Epilogue(adapter.packed_bias(fc1, dtype), inputs.prob, keeps_activated, needs_dact),
     )
-    bias2 = te_adapter.packed_bias(fc2, dtype)
+    bias2 = adapter.packed_bias(fc2, dtype)
     run.gemm(
         Kernel.FC2_FORWARD,
         first.activated,
@@ -222,7 +210,7 @@ def _forward(
         activated=first.activated.without_row() if keeps_activated else None,
         w1=weights.to_save(w1, problem.fc1, fmt, wanted=dx),
         w2=weights.to_save(w2, problem.fc2, fmt, wanted=needs_dact),
-        owns_x=fmt.is_block_scaled and not te_adapter.is_gemm_ready(inputs.x),
+        owns_x=fmt.is_block_scaled and not adapter.is_gemm_ready(inputs.x),
         bias2=bias_gradient.to_save(bias2, plan),
         ops=ops_state.read(plan, fc1, fc2, inputs.weights),
     )
@@ -289,7 +277,7 @@ def fuse_grouped_mlp_ops(
     activation_op_types: Any = None,
 ) -> list[Any]:
     """Replace every triple whose activation fits `fused_op_cls` (and is of the given types)."""
-    if seams.is_replaced(fused_op_cls, "is_supported") and not fused_op_cls.is_supported():
+    if upstream_api.is_replaced(fused_op_cls, "is_supported") and not fused_op_cls.is_supported():
         return ops
 
     def build(fc1: Any, activation: Any, fc2: Any) -> Any:

@@ -16,7 +16,7 @@ from te_grouped_mlp.op.backends.base import DactEpilogue, DactResult
 from te_grouped_mlp.op.backends.reference import arguments
 from te_grouped_mlp.op.backends.reference.kernels import activations
 from te_grouped_mlp.op.layout import Kernel
-from te_grouped_mlp.op.operands import Axis, GroupedOperand, WeightOperand
+from te_grouped_mlp.op.tensors.operands import Axis, GroupedOperand, WeightOperand
 from te_grouped_mlp.op.plan import Plan
 
 

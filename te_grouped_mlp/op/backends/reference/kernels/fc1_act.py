@@ -9,12 +9,17 @@ probability to fp32; then one quantization (or one rounding to the compute dtype
 
 from __future__ import annotations
 
-from te_grouped_mlp.op import memory
+from te_grouped_mlp.op.tensors import memory
 from te_grouped_mlp.op.backends.base import Fc1Epilogue, Fc1Result
 from te_grouped_mlp.op.backends.reference import arguments
 from te_grouped_mlp.op.backends.reference.kernels import activations
 from te_grouped_mlp.op.layout import Kernel
-from te_grouped_mlp.op.operands import Axis, GroupedOperand, WeightOperand, torch_dtype
+from te_grouped_mlp.op.tensors.operands import (
+    Axis,
+    GroupedOperand,
+    WeightOperand,
+    torch_dtype,
+)
 from te_grouped_mlp.op.plan import Plan
 
 
