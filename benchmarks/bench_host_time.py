@@ -49,9 +49,9 @@ import transformer_engine_torch as tex  # noqa: E402
 from transformer_engine.pytorch.ops.fuser import OperationFuser  # noqa: E402
 from transformer_engine.pytorch.ops.op import FusedOperation  # noqa: E402
 
-from te_grouped_mlp.op.te import adapter  # noqa: E402
-from te_grouped_mlp.op.step import weight_gradient  # noqa: E402
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend  # noqa: E402
+from te_grouped_mlp.op.step import weight_gradient  # noqa: E402
+from te_grouped_mlp.op.te import adapter  # noqa: E402
 from tests.support import step  # noqa: E402
 from tests.support.step import StepCase  # noqa: E402
 

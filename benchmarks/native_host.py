@@ -28,8 +28,8 @@ import torch
 
 from benchmarks import bench_host_time as host
 from te_grouped_mlp.op import environment, packages
-from te_grouped_mlp.op.te import adapter
 from te_grouped_mlp.op.backends.cutedsl import arguments, backend, capability, launch
+from te_grouped_mlp.op.te import adapter
 from tests.support import step
 from tests.support.step import StepCase
 

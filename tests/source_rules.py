@@ -43,21 +43,34 @@ ALLOWED = {
     GROUP_COUNT: ("op/layout.py",),
     ENVIRON: _ASKERS,
     # The last two answer TE's question; they do not ask it.
-    CAPABILITY: (*_ASKERS, "integration/standalone/torch_view.py", "integration/standalone/overrides.py"),
+    CAPABILITY: (
+        *_ASKERS,
+        "integration/standalone/torch_view.py",
+        "integration/standalone/overrides.py",
+    ),
 }
 # The patches name upstream's own text in order to find it.
 EXEMPT_FOLDERS = ("patches/",)
 
+# Folders whose modules each have a place of their own in the order.
+_ROOMS = ("", "integration", "op", "op.kernels", "op.step", "op.te", "op.tensors")
+
 # Imports go to the same stage or an earlier one. The longest prefix of a module's name decides.
 STAGES: tuple[tuple[str, ...], ...] = (
-    ("", "_C", "integration.installed_te", "_bootstrap"),
+    ("", "_C", "integration", "integration.installed_te", "_bootstrap"),
     ("op.tensors.capacity",),
     (
         "op",
+        "op.kernels",
+        "op.step",
+        "op.te",
+        "op.tensors",
         "op.tensors.device",
         "op.tensors.memory",
         "op.tensors.record",
         "op.tensors.stacking",
+        "op.activations",
+        "op.emulated",
         "op.layout",
         "op.packages",
         "op.environment",
@@ -82,7 +95,12 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("op.te.quantizers",),
     ("op.te.adapter",),
     ("op.te.carriers",),
-    ("op.tensors.dequantized_tokens", "op.tensors.dequantized_weights", "op.tensors.experts", "op.tensors.requantize"),
+    (
+        "op.tensors.dequantized_tokens",
+        "op.tensors.dequantized_weights",
+        "op.tensors.experts",
+        "op.tensors.requantize",
+    ),
     ("op.tensors.quantize", "op.tensors.weights"),
     ("op.backends.base",),
     ("op.backends.checked",),
@@ -96,7 +114,8 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("integration.upstream_api",),
     ("_fork",),
     ("patches",),
-    ("measure.bench", "cli", "measure.selftest", "_command"),
+    ("emulator.process", "emulator.launches", "emulator.own_launches"),
+    ("measure", "cli", "_command"),
 )
 UPWARD_ALLOWED = {
     # The finder imports the rest when the first name of TE is looked up, not at start-up.
@@ -120,15 +139,17 @@ TE_IMPORTERS = (
     "op.te.recipes",
     "op.tensors.weights",
     "measure.selftest",
+    "measure.step",
     "integration.standalone",
 )
 LEAVES = (
+    "activations",
     "layout",
     "packages",
     "environment",
-    "record",
+    "tensors.record",
     "formats",
-    "scale_layout",
+    "tensors.scale_layout",
     "problem",
     "plan",
     "fit",
@@ -165,7 +186,7 @@ def sources() -> dict[str, Path]:
 
 def is_kernel(path: str) -> bool:
     """Say whether a file is a device kernel, which is one kernel and has no length limit."""
-    return "/kernels/" in path and "/reference/" not in path
+    return path.startswith("op/backends/") and "/kernels/" in path and "/reference/" not in path
 
 
 def pattern_hits(pattern: str, path: str, text: str) -> Iterator[str]:
@@ -188,7 +209,7 @@ def stage(name: str) -> int | None:
     best: tuple[int, int] | None = None
     for index, names in enumerate(STAGES):
         for prefix in names:
-            fits = name == prefix or (prefix not in ("", "op") and name.startswith(f"{prefix}."))
+            fits = name == prefix or (prefix not in _ROOMS and name.startswith(f"{prefix}."))
             if fits and (best is None or len(prefix) > best[0]):
                 best = (len(prefix), index)
     return None if best is None else best[1]

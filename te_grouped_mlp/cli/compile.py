@@ -14,14 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from te_grouped_mlp.cli import arguments, output
 from te_grouped_mlp.cli.output import BadArgument, CommandError
+from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.formats import DType
-from te_grouped_mlp.op.problem import (
-    Activation,
-    ActivationSpec,
-    LinearSpec,
-    Problem,
-    RecipeKind,
-)
+from te_grouped_mlp.op.problem import LinearSpec, Problem, RecipeKind
 
 if TYPE_CHECKING:
     from te_grouped_mlp.op.backends.cutedsl.keys import KernelKey

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import te_grouped_mlp
-from te_grouped_mlp.integration import installed_te, overlay
 from te_grouped_mlp.cli import determinism, machine, output, paths
 from te_grouped_mlp.cli.remedies import REMEDIES
+from te_grouped_mlp.integration import installed_te, overlay
+from te_grouped_mlp.measure.selftest import record
 from te_grouped_mlp.op.environment import FUSED_SWITCH, Environment, read_switches
 from te_grouped_mlp.op.layout import Output
 from te_grouped_mlp.op.packages import DISTRIBUTIONS, RUNTIME_OFFSETS, Absent
 from te_grouped_mlp.op.plan import Reason, Reject
-from te_grouped_mlp.measure.selftest import record
 
 _ANY = "any"
 _COLUMNS = ("activation", "recipe", "bias", "groups", "deterministic")

@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from te_grouped_mlp.integration import installed_te
 from te_grouped_mlp.cli import frontend_releases
 from te_grouped_mlp.cli.output import BadArgument
+from te_grouped_mlp.integration import installed_te
+from te_grouped_mlp.integration.standalone import loader
 from te_grouped_mlp.op.environment import Environment, package_versions, read_switches
 from te_grouped_mlp.op.packages import Absent
-from te_grouped_mlp.integration.standalone import loader
 
 ASSUMABLE = {
     "sm": "sm",
@@ -92,7 +92,9 @@ def _check_version(key: str, value: str) -> None:
     if key == "sm" or value == _NONE:
         return
     if key == "te" and not installed_te.is_supported(value):
-        raise BadArgument(f"--assume: te={value!r} is not known; allowed: none, {installed_te.SUPPORTED}")
+        raise BadArgument(
+            f"--assume: te={value!r} is not known; allowed: none, {installed_te.SUPPORTED}"
+        )
     if not _VERSION.fullmatch(value):
         raise BadArgument(f"--assume: {key}={value!r} is not allowed; allowed: a version, or none")
 

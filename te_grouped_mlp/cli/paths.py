@@ -16,6 +16,7 @@ from enum import Enum
 from types import ModuleType
 
 from te_grouped_mlp.op import backends
+from te_grouped_mlp.op.activations import Activation, ActivationSpec, wrappers
 from te_grouped_mlp.op.backends.upstream import capability as upstream
 from te_grouped_mlp.op.environment import Environment
 from te_grouped_mlp.op.formats import MXFP8, NVFP4, UNQUANTIZED, DType
@@ -23,8 +24,6 @@ from te_grouped_mlp.op.layout import GroupLayout, Launch, Output
 from te_grouped_mlp.op.packages import RUNTIME_OFFSETS, Absent
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import (
-    Activation,
-    ActivationSpec,
     Call,
     LinearSpec,
     Problem,
@@ -301,14 +300,14 @@ def _upstream_refusals(question: Question, env: Environment) -> Iterator[Reject]
         yield Reject(Reason.PACKAGE, env.wrappers.cause)
     if question.recipe is RecipeKind.NONE:
         yield Reject(Reason.RECIPE, "there is no recipe; allowed: mxfp8, nvfp4")
-    wrapper, argument = {
-        Activation.SITU_GLU: ("glu", "situ_beta1"),
-        Activation.TANH_SRELU: ("srelu", "tanh_clamp_scale"),
-    }.get(question.activation, ("", ""))
-    if wrapper and _te_2_19(env):
-        yield Reject(Reason.OPTION, f"Transformer Engine {te} has no {question.activation.value}")
-    if wrapper and not env.wrapper_takes(wrapper, argument):
-        yield Reject(Reason.WRAPPER, f"{wrapper} has no argument {argument}")
+    row = question.activation.row
+    if _te_2_19(env) and row.since != "2.19":
+        yield Reject(Reason.OPTION, f"Transformer Engine {te} has no {row.te_class}")
+    wrapper = wrappers(row.is_gated)[0]
+    # It asks about the arguments of some activations; of the others it leaves them out.
+    for argument in (name for each in row.parameters if row.probes for name in each.frontend):
+        if not env.wrapper_takes(wrapper, argument):
+            yield Reject(Reason.WRAPPER, f"{wrapper} has no argument {argument}")
     weak = upstream.determinism_refusal(
         question.activation.value,
         requested=question.deterministic,

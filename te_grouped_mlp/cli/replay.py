@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from te_grouped_mlp.cli import arguments, output
-from te_grouped_mlp.op.problem import Activation
+from te_grouped_mlp.op.activations import Activation
 
 if TYPE_CHECKING:
     import torch

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from te_grouped_mlp.cli import arguments, output
 from te_grouped_mlp.cli.output import BadArgument, CommandError
+from te_grouped_mlp.op.activations import Activation
 from te_grouped_mlp.op.environment import override
 from te_grouped_mlp.op.packages import RUNTIME_OFFSETS, WRAPPERS
-from te_grouped_mlp.op.problem import Activation
 
 if TYPE_CHECKING:
     import torch

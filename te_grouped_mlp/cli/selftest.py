@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from te_grouped_mlp.cli import arguments, output
 from te_grouped_mlp.cli.output import CommandError
 from te_grouped_mlp.cli.remedies import REMEDIES
-from te_grouped_mlp.op.problem import Activation
+from te_grouped_mlp.op.activations import Activation
 
 if TYPE_CHECKING:
-    from te_grouped_mlp.op.environment import Environment
     from te_grouped_mlp.measure.selftest.cases import Case
     from te_grouped_mlp.measure.selftest.checks import Result
+    from te_grouped_mlp.op.environment import Environment
 
     Results = dict[Case, Result | None]
 
@@ -76,8 +76,8 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from te_grouped_mlp.integration import standalone
-    from te_grouped_mlp.op import environment
     from te_grouped_mlp.measure.selftest import cases as catalogue
+    from te_grouped_mlp.op import environment
 
     kinds = step.available(args.activation)
     devices = ["cuda"] if torch.cuda.is_available() else []

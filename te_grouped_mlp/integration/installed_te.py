@@ -189,7 +189,7 @@ def standalone_lacks() -> list[str]:
 
 def fork_file() -> Path | None:
     """Return the forked file: the installed copy, or the checkout's; None if neither exists."""
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     installed = package / "_fork" / "grouped_mlp.py"
     if installed.is_file():
         return installed

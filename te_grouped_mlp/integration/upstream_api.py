@@ -14,8 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from te_grouped_mlp.op import environment, fusion
-from te_grouped_mlp.op.te import probes
+from te_grouped_mlp.op.activations import wrappers
 from te_grouped_mlp.op.packages import WRAPPERS, Absent
+from te_grouped_mlp.op.te import probes
 
 
 class uncached_classmethod:  # noqa: N801  (used as a decorator, like classmethod)
@@ -68,12 +69,12 @@ class UpstreamSeams:
     @uncached_classmethod
     def grouped_gemm_activation_kernel(cls) -> Any:
         """Return the frontend's kernel of the forward activation."""
-        return frontend_kernel("glu" if cls.is_gated else "srelu")
+        return frontend_kernel(wrappers(cls.is_gated)[0])
 
     @uncached_classmethod
     def grouped_gemm_dactivation_kernel(cls) -> Any:
         """Return the frontend's kernel of the backward activation."""
-        return frontend_kernel("dglu" if cls.is_gated else "dsrelu")
+        return frontend_kernel(wrappers(cls.is_gated)[1])
 
     @uncached_classmethod
     def grouped_gemm_quant_kernel(cls) -> Any:

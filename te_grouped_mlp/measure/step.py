@@ -15,14 +15,13 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.integration import installed_te, overlay, standalone
 from te_grouped_mlp.cli.output import CommandError
+from te_grouped_mlp.integration import installed_te, overlay, standalone
 from te_grouped_mlp.op import environment
+from te_grouped_mlp.op.activations import Activation
+from te_grouped_mlp.op.fit import INTERLEAVE
 from te_grouped_mlp.op.formats import MXFP8
-from te_grouped_mlp.op.problem import Activation
 
-_CLAMP_SCALE = 4.0
-_INTERLEAVE = 32
 _TILE = MXFP8.rows_multiple
 
 
@@ -100,7 +99,7 @@ def available(kinds: Sequence[Activation]) -> list[Activation]:
         text = f"Transformer Engine {installed_te.te_version()} has no {', '.join(absent)}"
         if len(absent) == len(kinds):
             raise CommandError(text)
-        print(f"left out: {text}", file=sys.stderr)
+        sys.stderr.write(f"left out: {text}\n")
     return [kind for kind in kinds if kind.value not in absent]
 
 
@@ -139,13 +138,13 @@ def batch(shape: Shape, seed: int, device: str) -> Batch:
 
 
 def activation_op(kind: Activation) -> Any:
-    """Return TE's scaled activation; `available` says whether it exists."""
+    """Return TE's scaled activation with its trial parameters; `available` says if it exists."""
     from transformer_engine.pytorch import ops
 
-    cls = getattr(ops, kind.value)
-    if kind is Activation.TANH_SRELU:
-        return cls(tanh_clamp_scale=_CLAMP_SCALE)
-    return cls(glu_interleave_size=_INTERLEAVE) if kind.is_gated else cls()
+    options: dict[str, Any] = {each.keyword: each.trial for each in kind.row.parameters}
+    if kind.is_gated:
+        options["glu_interleave_size"] = INTERLEAVE
+    return getattr(ops, kind.value)(**options)
 
 
 @dataclass

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from te_grouped_mlp.integration import overlay
-from te_grouped_mlp.op.step import split_guard
 from te_grouped_mlp.op.backends import CLASSES
 from te_grouped_mlp.op.environment import is_first_rank
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import Problem
+from te_grouped_mlp.op.step import split_guard
 
 logger = logging.getLogger("te_grouped_mlp")
 

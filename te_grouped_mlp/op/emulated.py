@@ -8,9 +8,10 @@ There is nothing unless `NVTE_GROUPED_MLP_EMULATE` is set; then whoever loads th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 class Device(Protocol):

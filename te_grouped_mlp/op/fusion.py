@@ -8,8 +8,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from te_grouped_mlp.op.te import carriers, probes
 from te_grouped_mlp.op import environment, selection
+from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.backends.upstream import backend as upstream
 from te_grouped_mlp.op.decisions import UNFUSED, Decision, record
 from te_grouped_mlp.op.decisions import explain as explain
@@ -17,7 +17,8 @@ from te_grouped_mlp.op.environment import BACKEND_SWITCH, FUSED_SWITCH
 from te_grouped_mlp.op.fit import INTERLEAVE, feature_refusals
 from te_grouped_mlp.op.formats import MXFP8, DType
 from te_grouped_mlp.op.plan import Reason, Reject
-from te_grouped_mlp.op.problem import Activation, ActivationSpec, LinearSpec, Problem, RecipeKind
+from te_grouped_mlp.op.problem import LinearSpec, Problem, RecipeKind
+from te_grouped_mlp.op.te import carriers, probes
 from te_grouped_mlp.op.te.adapter import (
     GroupedLinear,
     activation_kind,

@@ -7,65 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from te_grouped_mlp.op.activations import ActivationSpec
 from te_grouped_mlp.op.formats import DType, Format
 from te_grouped_mlp.op.layout import Output
-
-
-class Activation(Enum):
-    """The scaled activations; the value is the name of Transformer Engine's op class."""
-
-    __hash__ = object.__hash__  # as for layout.Output
-
-    SWIGLU = "ScaledSwiGLU"
-    CLAMPED_QGEGLU = "ScaledClampedQGeGLU"
-    SITU_GLU = "ScaledSiTUGLU"
-    SRELU = "ScaledSReLU"
-    TANH_SRELU = "ScaledTanhSReLU"
-
-    @property
-    def is_gated(self) -> bool:
-        """Whether FC1 makes two values (gate, linear) for each activated one."""
-        return self not in (Activation.SRELU, Activation.TANH_SRELU)
-
-
-@dataclass(frozen=True)
-class ActivationSpec:
-    """An activation with its parameters.
-
-    Attributes:
-        kind: Which one.
-        interleave: Width of the alternating gate and linear blocks in FC1's output; None for two
-            halves. Unary activations have None.
-        limit, alpha, linear_offset: Of CLAMPED_QGEGLU.
-        beta1, beta2: Of SITU_GLU.
-        clamp_scale: Of TANH_SRELU.
-        recompute: Whether the user asked not to keep FC2's input.
-    """
-
-    kind: Activation
-    interleave: int | None = None
-    limit: float = 7.0
-    alpha: float = 1.702
-    linear_offset: float = 1.0
-    beta1: float = 4.0
-    beta2: float = 25.0
-    clamp_scale: float = 1.0
-    recompute: bool = False
-
-    @property
-    def is_gated(self) -> bool:
-        """Whether FC1 makes two values for each activated one."""
-        return self.kind.is_gated
-
-    @property
-    def recomputes_input(self) -> bool:
-        """Whether the backward makes FC2's input anew; as upstream, SReLU alone."""
-        return self.recompute and self.kind is Activation.SRELU
-
-    @property
-    def expansion(self) -> int:
-        """FC1 output features for each FC2 input feature."""
-        return 2 if self.is_gated else 1
 
 
 @dataclass(frozen=True)

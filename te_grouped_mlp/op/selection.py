@@ -21,8 +21,8 @@ from te_grouped_mlp.op.environment import (
     is_first_rank,
 )
 from te_grouped_mlp.op.plan import Plan, Reason, Reject
-from te_grouped_mlp.op.te.probes import determinism_requested
 from te_grouped_mlp.op.problem import Call, Problem
+from te_grouped_mlp.op.te.probes import determinism_requested
 
 logger = logging.getLogger("te_grouped_mlp")
 

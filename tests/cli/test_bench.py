@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from te_grouped_mlp.integration import standalone
-from te_grouped_mlp.measure.bench import plot
 from te_grouped_mlp.measure import step
+from te_grouped_mlp.measure.bench import plot
 from tests.cli.conftest import Shell
 
 SMALL = ("--device", "cpu", "--shape", "2,128,128,256")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from te_grouped_mlp.integration import standalone
-from te_grouped_mlp.measure.bench import gpu, mxfp8, peers, interleaved, te_layer, timing
+from te_grouped_mlp.measure.bench import gpu, interleaved, mxfp8, peers, te_layer, timing
 from te_grouped_mlp.measure.bench.shapes import SHAPES, Shape, inputs, uneven_splits
 from te_grouped_mlp.op.tensors import dequantized_weights
 from tests.support.values_backend import in_use

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from te_grouped_mlp.cli import compile as command
+from te_grouped_mlp.op.activations import Activation
 from te_grouped_mlp.op.backends.cutedsl import compile as kernels
 from te_grouped_mlp.op.backends.cutedsl.config import Op
 from te_grouped_mlp.op.formats import DType
 from te_grouped_mlp.op.packages import Absent
-from te_grouped_mlp.op.problem import Activation
 from tests.cli.conftest import ROOT, Shell
 
 ABSENT = [name for name in command._PACKAGES if importlib.util.find_spec(name) is None]

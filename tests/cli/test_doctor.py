@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from te_grouped_mlp.integration import installed_te
 from te_grouped_mlp.cli import doctor, frontend_releases, machine, paths
 from te_grouped_mlp.cli.remedies import REMEDIES
+from te_grouped_mlp.integration import installed_te
+from te_grouped_mlp.integration.standalone import loader
+from te_grouped_mlp.op.activations import Activation
 from te_grouped_mlp.op.environment import Environment, Switches
 from te_grouped_mlp.op.layout import Output
 from te_grouped_mlp.op.packages import DISTRIBUTIONS, Absent
 from te_grouped_mlp.op.plan import Reason
-from te_grouped_mlp.op.problem import Activation, RecipeKind
-from te_grouped_mlp.integration.standalone import loader
+from te_grouped_mlp.op.problem import RecipeKind
 from tests.cli import frontend_signatures
 from tests.cli.conftest import ROOT, Shell, python
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from te_grouped_mlp.integration import installed_te
 from te_grouped_mlp.cli import repro
-from te_grouped_mlp.op.problem import Activation
+from te_grouped_mlp.integration import installed_te
+from te_grouped_mlp.op.activations import Activation
 from tests.cli.conftest import Shell, python
 
 SMALL = ("--hidden", "256", "--ffn", "128", "--live", "128", "--padding", "128")

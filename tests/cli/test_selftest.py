@@ -17,15 +17,15 @@ import torch
 
 from te_grouped_mlp.cli import frontend_releases, main, selftest
 from te_grouped_mlp.measure import step
+from te_grouped_mlp.measure.selftest import cases, checks, exact, record
 from te_grouped_mlp.op import environment, selection
+from te_grouped_mlp.op.activations import Activation
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.environment import Environment, Switches
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED
 from te_grouped_mlp.op.layout import Kernel, Output
 from te_grouped_mlp.op.packages import Absent
 from te_grouped_mlp.op.plan import Reason
-from te_grouped_mlp.op.problem import Activation
-from te_grouped_mlp.measure.selftest import cases, checks, exact, record
 from tests.cli.conftest import Shell, python
 from tests.op.backends.cudnn.simulated import simulation
 

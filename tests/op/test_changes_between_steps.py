@@ -19,9 +19,9 @@ import torch
 import transformer_engine.pytorch  # noqa: F401  (before what needs its extension)
 
 from te_grouped_mlp.op import environment
-from te_grouped_mlp.op.te import adapter
 from te_grouped_mlp.op.formats import DType
 from te_grouped_mlp.op.problem import Problem, RecipeKind
+from te_grouped_mlp.op.te import adapter
 from tests.support import step
 from tests.support.step import StepCase
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from te_grouped_mlp.op import environment, selection
-from te_grouped_mlp.op.tensors import memory
 from te_grouped_mlp.op.layout import RowExtent
 from te_grouped_mlp.op.plan import Plan, Reason
+from te_grouped_mlp.op.tensors import memory
 from tests.op import fixtures
 from tests.op.fixtures import Replayed
 from tests.support import step

@@ -22,13 +22,13 @@ import pytest
 import torch
 import transformer_engine.pytorch  # noqa: F401  (brings tex, which the op imports)
 
-from te_grouped_mlp.op.step import bias_gradient, inputs, ops_state, saved, weight_gradient
-from te_grouped_mlp.op.te import carriers, quantizers, adapter, recipes
-from te_grouped_mlp.op.tensors import checks, quantize
 from te_grouped_mlp.op import environment
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.layout import Output
 from te_grouped_mlp.op.plan import Reason
+from te_grouped_mlp.op.step import bias_gradient, inputs, ops_state, saved, weight_gradient
+from te_grouped_mlp.op.te import adapter, carriers, quantizers, recipes
+from te_grouped_mlp.op.tensors import checks, quantize
 from tests.op import fixtures
 from tests.support import step
 from tests.support.prequantized import packed_carrier, run_plain, run_prequantized

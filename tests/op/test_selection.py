@@ -13,20 +13,13 @@ from typing import Any
 import pytest
 
 from te_grouped_mlp.op import selection
+from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.environment import Environment, Switches
 from te_grouped_mlp.op.formats import MXFP8, DType
 from te_grouped_mlp.op.layout import GroupLayout, Kernel, Launch, Output, RowExtent
 from te_grouped_mlp.op.packages import Absent
 from te_grouped_mlp.op.plan import Plan, Reason, Reject
-from te_grouped_mlp.op.problem import (
-    Activation,
-    ActivationSpec,
-    Call,
-    LinearSpec,
-    Problem,
-    RecipeKind,
-    TensorKind,
-)
+from te_grouped_mlp.op.problem import Call, LinearSpec, Problem, RecipeKind, TensorKind
 
 ENV = Environment(
     sm=Absent("no GPU"),

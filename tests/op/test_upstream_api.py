@@ -14,10 +14,10 @@ import transformer_engine.pytorch as te
 
 import te_grouped_mlp
 from te_grouped_mlp.op import decisions, environment, packages, selection
-from te_grouped_mlp.op.te import adapter
 from te_grouped_mlp.op.layout import RowExtent
 from te_grouped_mlp.op.packages import RUNTIME_OFFSETS, Absent
 from te_grouped_mlp.op.plan import Reason, Reject
+from te_grouped_mlp.op.te import adapter
 from tests.support import step
 from tests.support.step import StepCase
 

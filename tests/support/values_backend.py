@@ -22,14 +22,14 @@ from te_grouped_mlp.op import environment, selection
 from te_grouped_mlp.op.backends.reference import arguments
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.environment import Environment
+from te_grouped_mlp.op.plan import Plan, Reject
+from te_grouped_mlp.op.problem import Call, Problem
 from te_grouped_mlp.op.tensors.operands import (
     Axis,
     ExactCopy,
     GroupedOperand,
     WeightOperand,
 )
-from te_grouped_mlp.op.plan import Plan, Reject
-from te_grouped_mlp.op.problem import Call, Problem
 
 NAME = "cutedsl"
 

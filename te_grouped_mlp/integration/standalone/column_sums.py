@@ -12,10 +12,10 @@ from __future__ import annotations
 import torch
 
 from te_grouped_mlp import _C
-from te_grouped_mlp.op.tensors import memory
-from te_grouped_mlp.op.tensors.capacity import span
 from te_grouped_mlp.integration.standalone import on_gpu
 from te_grouped_mlp.integration.standalone.tex.codes import source_code
+from te_grouped_mlp.op.tensors import memory
+from te_grouped_mlp.op.tensors.capacity import span
 
 
 def _matrix(src: torch.Tensor) -> torch.Tensor:

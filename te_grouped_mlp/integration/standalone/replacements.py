@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op.tensors import memory
 from te_grouped_mlp.integration.standalone.torch_view import VIEW, default_device
+from te_grouped_mlp.op.tensors import memory
 
 
 def view(module: ModuleType, original: Any) -> Any:

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
+from te_grouped_mlp.measure import step
 from te_grouped_mlp.measure.bench.interleaved import OURS
 from te_grouped_mlp.measure.bench.shapes import Shape
 from te_grouped_mlp.measure.bench.timing import summary
-from te_grouped_mlp.measure import step
 from te_grouped_mlp.op import environment
-from te_grouped_mlp.op.problem import Activation
+from te_grouped_mlp.op.activations import Activation
 
 SHAPES = (Shape(4, 256, 256, 1024), Shape(1, 256, 256, 1024))
 RUNS, QUICK_RUNS = 7, 3

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from te_grouped_mlp.measure.bench.shapes import Inputs, Shape
+from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.backends.base import DactEpilogue, Fc1Epilogue, GemmEpilogue
 from te_grouped_mlp.op.backends.cutedsl import keys
 from te_grouped_mlp.op.backends.cutedsl.backend import CuteDslBackend
@@ -20,20 +21,12 @@ from te_grouped_mlp.op.backends.cutedsl.keys import KernelKey
 from te_grouped_mlp.op.backends.cutedsl.launch import launcher
 from te_grouped_mlp.op.environment import Environment, Switches
 from te_grouped_mlp.op.formats import UNQUANTIZED, DType
-from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.layout import Kernel, Output
-from te_grouped_mlp.op.tensors.operands import Axis, GroupedOperand, Splits, WeightOperand
 from te_grouped_mlp.op.packages import Absent
 from te_grouped_mlp.op.plan import Plan
-from te_grouped_mlp.op.problem import (
-    Activation,
-    ActivationSpec,
-    Call,
-    LinearSpec,
-    Problem,
-    RecipeKind,
-    TensorKind,
-)
+from te_grouped_mlp.op.problem import Call, LinearSpec, Problem, RecipeKind, TensorKind
+from te_grouped_mlp.op.tensors.gradients import WgradTarget
+from te_grouped_mlp.op.tensors.operands import Axis, GroupedOperand, Splits, WeightOperand
 
 SPEC = ActivationSpec(Activation.SWIGLU, 32)
 _VERSIONS = {"quack": "0.6.5", "cutlass_dsl": "4.8.1", "triton": "3.6.0"}

@@ -10,8 +10,8 @@ from itertools import cycle, zip_longest
 from pathlib import Path
 from typing import Any
 
-from te_grouped_mlp.measure.bench.mxfp8 import MODES
 from te_grouped_mlp.measure.bench.interleaved import OURS, Report
+from te_grouped_mlp.measure.bench.mxfp8 import MODES
 from te_grouped_mlp.measure.bench.shapes import Shape
 from te_grouped_mlp.measure.bench.tables import sections
 

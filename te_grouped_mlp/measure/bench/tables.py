@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from te_grouped_mlp.measure.bench.interleaved import OURS
 from te_grouped_mlp.cli import output
+from te_grouped_mlp.measure.bench.interleaved import OURS
 
 Report = dict[str, Any]
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
+from te_grouped_mlp.cli import output
 from te_grouped_mlp.integration import standalone
+from te_grouped_mlp.measure import step
 from te_grouped_mlp.measure.bench.interleaved import NotThere, Results
 from te_grouped_mlp.measure.bench.shapes import Inputs
-from te_grouped_mlp.cli import output
-from te_grouped_mlp.measure import step
 from te_grouped_mlp.op import environment
 
 

@@ -8,13 +8,14 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from te_grouped_mlp.op import environment, selection
+from te_grouped_mlp.op.activations import Activation, ActivationSpec
+from te_grouped_mlp.op.fit import INTERLEAVE
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED, DType, Format
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import (
-    Activation,
-    ActivationSpec,
     LinearSpec,
     Problem,
     RecipeKind,
@@ -23,16 +24,6 @@ from te_grouped_mlp.op.problem import (
 BACKENDS = tuple(name for name in selection.NAMES if name != selection.UPSTREAM)
 """What `--backend` may name, besides "auto"."""
 
-PARAMETERS: dict[Activation, dict[str, float]] = {
-    Activation.SWIGLU: {},
-    Activation.CLAMPED_QGEGLU: {"limit": 1.5, "alpha": 1.3, "linear_offset": 0.5},
-    Activation.SITU_GLU: {"beta1": 3.0, "beta2": 5.0},
-    Activation.SRELU: {},
-    Activation.TANH_SRELU: {"clamp_scale": 2.0},
-}
-"""Away from the defaults and within the values' range, so that ignoring one shows."""
-
-INTERLEAVE = 32
 _BLACKWELL, _FALLBACK = 10, "cutedsl"
 _RECIPES = {MXFP8: RecipeKind.MXFP8, UNQUANTIZED: RecipeKind.NONE}
 
@@ -65,7 +56,7 @@ class Case:
         backend: The backend, by name.
         device: "cpu" or "cuda".
         format: Of the operands of the matrix products.
-        activation: The activation, with `PARAMETERS`.
+        activation: The activation; its parameters have the trial values.
         bias: Biases on both linears, FC2's scaled by the probabilities.
         layout: Of the rows.
         hidden, ffn: In features of FC1 and of FC2.
@@ -92,8 +83,9 @@ class Case:
     @property
     def spec(self) -> ActivationSpec:
         """The activation with its parameters."""
-        width = INTERLEAVE if self.activation.is_gated else None
-        return ActivationSpec(self.activation, width, **PARAMETERS[self.activation])
+        kind = self.activation
+        values: dict[str, Any] = {each.name: each.trial for each in kind.row.parameters}
+        return ActivationSpec(kind, INTERLEAVE if kind.is_gated else None, **values)
 
     @property
     def problem(self) -> Problem:

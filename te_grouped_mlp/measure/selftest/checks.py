@@ -9,21 +9,20 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
-from te_grouped_mlp.measure import step
 from te_grouped_mlp.cli.replay import digest, disturbance
+from te_grouped_mlp.measure import step
+from te_grouped_mlp.measure.selftest import exact
+from te_grouped_mlp.measure.selftest.cases import Case
 from te_grouped_mlp.measure.step import Batch, Model
 from te_grouped_mlp.op import environment, selection
-from te_grouped_mlp.op.tensors import memory
 from te_grouped_mlp.op.formats import DType
 from te_grouped_mlp.op.layout import Output
 from te_grouped_mlp.op.plan import Plan, Reject
 from te_grouped_mlp.op.problem import Call, TensorKind
-from te_grouped_mlp.measure.selftest import exact
-from te_grouped_mlp.measure.selftest.cases import INTERLEAVE, PARAMETERS, Case
+from te_grouped_mlp.op.tensors import memory
 
 Outputs = dict[str, torch.Tensor]
 
@@ -33,7 +32,6 @@ TOKENS = ("y", "dx", "dprob")
 _REFERENCE = "reference"
 _HOSTILE_BYTE = 0xFF
 # Of Transformer Engine's ops, where they differ from ours.
-_NAMES = {"linear_offset": "glu_linear_offset", "clamp_scale": "tanh_clamp_scale"}
 
 
 @dataclass
@@ -135,19 +133,8 @@ def _live(found: Outputs, case: Case) -> Outputs:
 
 
 def _model(case: Case) -> Model:
-    from transformer_engine.pytorch import ops
-
-    groups = len(case.layout.splits)
-    shape = step.Shape(groups, case.hidden, case.ffn, case.layout.live)
-    model = Model.build(case.activation, shape, seed=0, device=case.device, bias=case.bias)
-    options: dict[str, Any] = {
-        _NAMES.get(name, name): value for name, value in PARAMETERS[case.activation].items()
-    }
-    if case.activation.is_gated:
-        options["glu_interleave_size"] = INTERLEAVE
-    activation = getattr(ops, case.activation.value)(**options)
-    model.sequential = ops.Sequential(model.fc1, activation, model.fc2)
-    return model
+    shape = step.Shape(len(case.layout.splits), case.hidden, case.ffn, case.layout.live)
+    return Model.build(case.activation, shape, seed=0, device=case.device, bias=case.bias)
 
 
 def _batch(case: Case) -> Batch:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from te_grouped_mlp.op.activations import Activation, ActivationSpec, evaluate
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED, Format
-from te_grouped_mlp.op.problem import Activation, ActivationSpec
 
 if TYPE_CHECKING:
     from te_grouped_mlp.measure.step import Batch, Model
@@ -47,11 +47,11 @@ def bounds(fmt: Format, kind: Activation) -> dict[str, float | None]:
         Output -> bound for `error`; None where the error could be anything: the jumps of a clamp's
         derivative add up over the rows of db1 while the sum itself cancels.
     """
-    clamped = kind is Activation.CLAMPED_QGEGLU
-    limit = _CLAMPED[fmt] if clamped else _PRODUCTS * fmt.tolerance
+    kinks = kind.row.has_kinks
+    limit = _CLAMPED[fmt] if kinks else _PRODUCTS * fmt.tolerance
     found: dict[str, float | None] = dict.fromkeys((*_TOKENS, *_WEIGHTS), limit)
     found |= dict.fromkeys(_SUMS, limit * _SUM_FACTOR)
-    return {**found, "db1": None} if clamped else found
+    return {**found, "db1": None} if kinks else found
 
 
 def error(name: str, found: torch.Tensor, wanted: torch.Tensor, splits: Sequence[int]) -> float:
@@ -119,7 +119,7 @@ def step(model: Model, given: Batch, spec: ActivationSpec, splits: Sequence[int]
         scale = prob[rows, None]
         if "db1" in leaves:
             pre = pre + leaves["db1"][index]
-        out = (activate(spec, pre) * scale) @ leaves["dW2"][index].t()
+        out = (evaluate(torch, spec, pre).value * scale) @ leaves["dW2"][index].t()
         if "db2" in leaves:
             out = out + leaves["db2"][index] * scale
         parts.append(out)
@@ -135,21 +135,3 @@ def _leaf(tensor: torch.Tensor) -> torch.Tensor:
 
 def _grad(leaf: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-
-
-def activate(spec: ActivationSpec, pre: torch.Tensor) -> torch.Tensor:
-    """Apply an activation, without the probabilities, in the dtype of `pre`."""
-    if spec.kind is Activation.SRELU:
-        return pre.relu().square()
-    if spec.kind is Activation.TANH_SRELU:
-        return (spec.clamp_scale * torch.tanh(pre.relu() / spec.clamp_scale)).square()
-    assert spec.interleave is not None
-    blocks = pre.unflatten(-1, (-1, 2, spec.interleave))
-    gate, linear = (blocks[:, :, side].flatten(1) for side in (0, 1))
-    if spec.kind is Activation.SWIGLU:
-        return gate * gate.sigmoid() * linear
-    if spec.kind is Activation.CLAMPED_QGEGLU:
-        gate, linear = gate.clamp(max=spec.limit), linear.clamp(-spec.limit, spec.limit)
-        return gate * (spec.alpha * gate).sigmoid() * (linear + spec.linear_offset)
-    gate = spec.beta1 * torch.tanh(gate / spec.beta1) * gate.sigmoid()
-    return gate * spec.beta2 * torch.tanh(linear / spec.beta2)

@@ -9,11 +9,11 @@ from typing import Protocol
 import torch
 
 from te_grouped_mlp.op.environment import Environment
-from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.layout import GroupLayout, Kernel, Launch
-from te_grouped_mlp.op.tensors.operands import GroupedOperand, WeightOperand
 from te_grouped_mlp.op.plan import Plan, Reject
 from te_grouped_mlp.op.problem import Call, Problem
+from te_grouped_mlp.op.tensors.gradients import WgradTarget
+from te_grouped_mlp.op.tensors.operands import GroupedOperand, WeightOperand
 from te_grouped_mlp.op.tensors.record import record
 
 

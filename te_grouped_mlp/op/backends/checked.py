@@ -9,7 +9,6 @@ import math
 
 import torch
 
-from te_grouped_mlp.op.step import split_guard
 from te_grouped_mlp.op.backends.base import (
     Backend,
     DactEpilogue,
@@ -19,8 +18,10 @@ from te_grouped_mlp.op.backends.base import (
     GemmEpilogue,
 )
 from te_grouped_mlp.op.formats import MXFP8
-from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.layout import Kernel, LayoutMismatchError
+from te_grouped_mlp.op.plan import Plan
+from te_grouped_mlp.op.step import split_guard
+from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.tensors.operands import (
     Axis,
     ExactCopy,
@@ -28,7 +29,6 @@ from te_grouped_mlp.op.tensors.operands import (
     QuantizedCopy,
     WeightOperand,
 )
-from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.tensors.scale_layout import column_scale_shape, row_scale_shape
 
 

@@ -9,13 +9,13 @@ from types import ModuleType
 import torch
 
 from te_grouped_mlp import _C
-from te_grouped_mlp.op.tensors import memory
-from te_grouped_mlp.op.tensors.capacity import span
 from te_grouped_mlp.op.layout import Output
-from te_grouped_mlp.op.tensors.operands import Splits
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import Call, LinearSpec
 from te_grouped_mlp.op.step.saved import SavedState
+from te_grouped_mlp.op.tensors import memory
+from te_grouped_mlp.op.tensors.capacity import span
+from te_grouped_mlp.op.tensors.operands import Splits
 
 _DECIDE_THREADS = 0
 _SOURCE_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}

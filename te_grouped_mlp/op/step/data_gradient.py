@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op.tensors import memory, weights
 from te_grouped_mlp.op.backends.base import DactEpilogue, DactResult, GemmEpilogue
 from te_grouped_mlp.op.backends.checked import CheckedBackend
 from te_grouped_mlp.op.layout import Kernel, Output
-from te_grouped_mlp.op.tensors.operands import GroupedOperand, torch_dtype
 from te_grouped_mlp.op.step.saved import SavedState
+from te_grouped_mlp.op.tensors import memory, weights
+from te_grouped_mlp.op.tensors.operands import GroupedOperand, torch_dtype
 
 _NOTHING = DactResult(grad=None, dprob=None, bias_grad=None, activated=None)  # type: ignore[arg-type]
 

@@ -11,16 +11,12 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op.te import carriers, quantizers, adapter
-from te_grouped_mlp.op.tensors import checks, experts, memory
 from te_grouped_mlp.op.environment import FULL_ROWS_SWITCH, Environment
 from te_grouped_mlp.op.formats import DType
 from te_grouped_mlp.op.layout import Output, is_single_group
-from te_grouped_mlp.op.tensors.operands import torch_dtype
 from te_grouped_mlp.op.plan import Plan
-from te_grouped_mlp.op.te.probes import determinism_requested
 from te_grouped_mlp.op.problem import Call, LinearSpec, Problem, TensorKind
-from te_grouped_mlp.op.tensors.record import record
+from te_grouped_mlp.op.te import adapter, carriers, quantizers
 from te_grouped_mlp.op.te.adapter import (
     GRAD_INPUT_BUFFER_KEY,
     OUTPUT_BUFFER_KEY,
@@ -29,6 +25,10 @@ from te_grouped_mlp.op.te.adapter import (
     format_of,
     parameters,
 )
+from te_grouped_mlp.op.te.probes import determinism_requested
+from te_grouped_mlp.op.tensors import checks, experts, memory
+from te_grouped_mlp.op.tensors.operands import torch_dtype
+from te_grouped_mlp.op.tensors.record import record
 
 _LARGEST_TILE = 256
 

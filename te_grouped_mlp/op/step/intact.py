@@ -13,9 +13,11 @@ import math
 
 import torch
 
-from te_grouped_mlp.op.tensors import capacity, checks, experts, stacking
-from te_grouped_mlp.op.te import adapter
 from te_grouped_mlp.op.formats import MXFP8
+from te_grouped_mlp.op.plan import Plan
+from te_grouped_mlp.op.step.saved import SavedState
+from te_grouped_mlp.op.te import adapter
+from te_grouped_mlp.op.tensors import capacity, checks, experts, stacking
 from te_grouped_mlp.op.tensors.operands import (
     Axis,
     GroupedOperand,
@@ -23,8 +25,6 @@ from te_grouped_mlp.op.tensors.operands import (
     WeightOperand,
     torch_dtype,
 )
-from te_grouped_mlp.op.plan import Plan
-from te_grouped_mlp.op.step.saved import SavedState
 from te_grouped_mlp.op.tensors.scale_layout import column_scale_shape, row_scale_shape
 
 _VALUES = torch.bfloat16

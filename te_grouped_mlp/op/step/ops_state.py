@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op.te import quantizers
-from te_grouped_mlp.op.tensors import stacking
-from te_grouped_mlp.op.tensors.operands import WeightOperand, torch_dtype
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import LinearSpec
 from te_grouped_mlp.op.step.saved import OpsState, Owners, SavedState, Versions
+from te_grouped_mlp.op.te import quantizers
+from te_grouped_mlp.op.tensors import stacking
+from te_grouped_mlp.op.tensors.operands import WeightOperand, torch_dtype
 
 _UNREAD = OpsState(None, (None, None), (None, None))
 

@@ -12,6 +12,7 @@ import torch
 
 from te_grouped_mlp.op.formats import Format
 from te_grouped_mlp.op.layout import GroupLayout
+from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.tensors.operands import (
     Axis,
     GroupedOperand,
@@ -20,7 +21,6 @@ from te_grouped_mlp.op.tensors.operands import (
     Splits,
     WeightOperand,
 )
-from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.tensors.record import record
 
 STASH_MARK = "grouped_tensor_scale_inv"

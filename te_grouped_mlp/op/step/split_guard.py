@@ -17,8 +17,8 @@ from types import ModuleType
 
 import torch
 
-from te_grouped_mlp.op.tensors import memory
 from te_grouped_mlp.op.plan import Plan
+from te_grouped_mlp.op.tensors import memory
 
 _SMALLEST, _LARGEST = -(2**40), 2**40 - 1
 """What a report holds of a size; larger ones are told as these."""

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op.te import carriers
 from te_grouped_mlp.op import decisions, selection
 from te_grouped_mlp.op.environment import Environment
 from te_grouped_mlp.op.plan import Reject
 from te_grouped_mlp.op.problem import Problem
+from te_grouped_mlp.op.te import carriers
 
 Ops = Sequence[Any]
 

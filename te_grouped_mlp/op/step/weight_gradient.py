@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op.tensors import capacity, gradients, stacking, weights
 from te_grouped_mlp.op.backends.checked import CheckedBackend
-from te_grouped_mlp.op.tensors.device import current_of
-from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.layout import Kernel, Output
-from te_grouped_mlp.op.tensors.operands import GroupedOperand, QuantizedCopy, torch_dtype
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import LinearSpec
 from te_grouped_mlp.op.step.saved import Owners
 from te_grouped_mlp.op.te.adapter import clear_tensor_data, placeholder_grads
+from te_grouped_mlp.op.tensors import capacity, gradients, stacking, weights
+from te_grouped_mlp.op.tensors.device import current_of
+from te_grouped_mlp.op.tensors.gradients import WgradTarget
+from te_grouped_mlp.op.tensors.operands import GroupedOperand, QuantizedCopy, torch_dtype
 
 _WANTED = {Kernel.FC1_WGRAD: Output.DW1, Kernel.FC2_WGRAD: Output.DW2}
 

@@ -22,23 +22,17 @@ from transformer_engine.pytorch.quantized_tensor import QuantizedTensorStorage
 from transformer_engine.pytorch.tensor.grouped_tensor import GroupedTensor
 from transformer_engine.pytorch.utils import clear_tensor_data
 
-from te_grouped_mlp.op.te import quantizers
-from te_grouped_mlp.op.step import split_guard
+from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.environment import Switches
 from te_grouped_mlp.op.formats import MXFP8, NVFP4, UNQUANTIZED, DType, Format
 from te_grouped_mlp.op.layout import is_single_group
-from te_grouped_mlp.op.tensors.operands import Splits
 from te_grouped_mlp.op.plan import Plan
-from te_grouped_mlp.op.problem import (
-    Activation,
-    ActivationSpec,
-    LinearSpec,
-    Problem,
-    RecipeKind,
-)
+from te_grouped_mlp.op.problem import LinearSpec, Problem, RecipeKind
+from te_grouped_mlp.op.step import split_guard
+from te_grouped_mlp.op.te import quantizers
+from te_grouped_mlp.op.tensors.operands import Splits
 
 __all__ = [
-    "ACTIVATION_TYPES",
     "GRAD_INPUT_BUFFER_KEY",
     "OUTPUT_BUFFER_KEY",
     "GroupedLinear",
@@ -66,11 +60,6 @@ __all__ = [
 UNIT_SCALE_ATTRIBUTE = "_grouped_mlp_unit_activation_scale"
 
 GroupedLinear = basic.GroupedLinear
-
-ACTIVATION_TYPES: dict[type, Activation] = {
-    getattr(basic, kind.value): kind for kind in Activation if hasattr(basic, kind.value)
-}
-"""TE's activation classes that the installed version has."""
 
 _FORMATS = {RecipeKind.NONE: UNQUANTIZED, RecipeKind.MXFP8: MXFP8, RecipeKind.NVFP4: NVFP4}
 
@@ -149,13 +138,13 @@ def _linear_facts(op: Any, weight: torch.Tensor) -> tuple[Any, ...]:
 
 def activation_kind(op: Any) -> Activation | None:
     """Return which scaled activation an op is, also of a user's subclass; None for another op."""
-    return _kind_of(type(op))
+    return _kind_of(type(op))  # type: ignore[arg-type]  # a class can be hashed
 
 
 @functools.lru_cache(maxsize=256)
 def _kind_of(op_type: type) -> Activation | None:
-    known = (ACTIVATION_TYPES[cls] for cls in op_type.__mro__ if cls in ACTIVATION_TYPES)
-    return next(known, None)
+    known = {getattr(basic, kind.value, None): kind for kind in Activation}
+    return next((known[cls] for cls in op_type.__mro__ if cls in known), None)
 
 
 def activation_spec(op: Any) -> ActivationSpec:
@@ -171,17 +160,10 @@ def activation_spec(op: Any) -> ActivationSpec:
 def _activation_facts(op: Any) -> tuple[Activation, tuple[tuple[str, Any], ...]]:
     kind = activation_kind(op)
     if kind is None:
-        allowed = ", ".join(cls.__name__ for cls in ACTIVATION_TYPES)
+        allowed = ", ".join(kind.value for kind in Activation if hasattr(basic, kind.value))
         raise TypeError(f"activation is {type(op).__name__}; allowed: {allowed}")
     values: list[tuple[str, Any]] = [("recompute", flag(op, "activation_recompute_in_mlp"))]
-    if kind is Activation.CLAMPED_QGEGLU:
-        clamped = op._clamped
-        values += [("limit", clamped.limit), ("alpha", clamped.alpha)]
-        values.append(("linear_offset", getattr(clamped, "glu_linear_offset", 1.0)))
-    elif kind is Activation.SITU_GLU:
-        values += [("beta1", op.beta1), ("beta2", op.beta2)]
-    elif kind is Activation.TANH_SRELU:
-        values.append(("clamp_scale", op.tanh_clamp_scale))
+    values += [(each.name, each.read(op)) for each in kind.row.parameters]
     if kind.is_gated:
         values.append(("interleave", op.glu_interleave_size or None))
     return kind, tuple(values)

@@ -17,12 +17,12 @@ from collections.abc import Callable
 from typing import Any
 
 from te_grouped_mlp.integration.installed_te import TARGET
+from te_grouped_mlp.integration.overlay import UPSTREAM_NAME
 from te_grouped_mlp.op import environment, packages
+from te_grouped_mlp.op.activations import Activation, wrappers
 from te_grouped_mlp.op.environment import Environment, Switches, current_switches
 from te_grouped_mlp.op.packages import RUNTIME_OFFSETS, Absent
 from te_grouped_mlp.op.plan import Reason, Reject
-from te_grouped_mlp.op.problem import Activation
-from te_grouped_mlp.integration.overlay import UPSTREAM_NAME
 
 _HADAMARD = "grouped_gemm_glu_hadamard_wrapper_sm100"
 """The wrapper that only upstream's own op launches, under NVFP4."""
@@ -146,8 +146,7 @@ def supports_single_group_runtime_offsets(activation: type) -> bool:
     """Whether the kernels of an activation's type can be told to compute all rows."""
     kinds = {kind.value: kind for kind in Activation}
     kind = next((kinds[c.__name__] for c in activation.__mro__ if c.__name__ in kinds), None)
-    gated = kind is not None and kind.is_gated
-    return _takes(RUNTIME_OFFSETS, *(("glu", "dglu") if gated else ("srelu", "dsrelu")))
+    return _takes(RUNTIME_OFFSETS, *wrappers(kind is not None and kind.is_gated))
 
 
 @probe("_grouped_gemm_dsrelu_backward_supported")
@@ -166,15 +165,6 @@ def deterministic_algorithms_required() -> bool:
 
 # What took the place of ours ----------------------------------------------------------------------
 
-_KERNELS = {
-    Activation.SITU_GLU: ("_cudnn_frontend_supports_grouped_gemm_situglu",),
-    Activation.SRELU: ("_cudnn_frontend_supports_grouped_gemm_srelu",),
-    Activation.TANH_SRELU: (
-        "_cudnn_frontend_supports_grouped_gemm_srelu",
-        "_cudnn_frontend_supports_grouped_gemm_srelu_tanh",
-    ),
-}
-
 
 def replaced(name: str) -> Callable[..., Any] | None:
     """Return what stands in the fused op's module in the place of a probe, or None for ours."""
@@ -185,7 +175,8 @@ def replaced(name: str) -> Callable[..., Any] | None:
 
 def refusal(kind: Activation | None) -> Reject | None:
     """Say which replaced probe forbids to fuse an activation, or None."""
-    for name in ("_cudnn_frontend_version_supported", *_KERNELS.get(kind, ())):  # type: ignore[arg-type]
+    of_kind = () if kind is None else kind.row.probes
+    for name in ("_cudnn_frontend_version_supported", *of_kind):
         other = replaced(name)
         if other is not None and not other():
             return Reject(Reason.PROBE, f"{name}() is False")

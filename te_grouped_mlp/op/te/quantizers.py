@@ -14,8 +14,8 @@ from transformer_engine.pytorch.constants import DType
 from transformer_engine.pytorch.tensor.grouped_tensor import GroupedTensor
 from transformer_engine.pytorch.tensor.mxfp8_tensor import MXFP8Quantizer
 
-from te_grouped_mlp.op.te import recipes
 from te_grouped_mlp.op.problem import RecipeKind
+from te_grouped_mlp.op.te import recipes
 
 _E4M3 = int(DType.kFloat8E4M3)
 _ROLES = (

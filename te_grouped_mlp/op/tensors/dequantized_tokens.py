@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import torch
 
+from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.tensors import memory, scale_layout
 from te_grouped_mlp.op.tensors.operands import (
     Axis,
@@ -14,7 +15,6 @@ from te_grouped_mlp.op.tensors.operands import (
     QuantizedCopy,
     Splits,
 )
-from te_grouped_mlp.op.plan import Plan
 
 
 def operand(

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from transformer_engine.pytorch.tensor.mxfp8_tensor import MXFP8Quantizer
 
-from te_grouped_mlp.op.tensors import capacity, stacking
 from te_grouped_mlp.op.formats import MXFP8
 from te_grouped_mlp.op.problem import LinearSpec, Problem
-from te_grouped_mlp.op.tensors.scale_layout import column_scale_shape, row_scale_shape
 from te_grouped_mlp.op.te.adapter import discrete
+from te_grouped_mlp.op.tensors import capacity, stacking
+from te_grouped_mlp.op.tensors.scale_layout import column_scale_shape, row_scale_shape
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 """What is rounded to the compute dtype on the way to an operand, expert by expert if need be."""

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
-from te_grouped_mlp.op.tensors import checks, memory, stacking
 from te_grouped_mlp.op.problem import LinearSpec
+from te_grouped_mlp.op.tensors import checks, memory, stacking
 from te_grouped_mlp.op.tensors.record import record
 
 _MAIN_GRAD = operator.attrgetter("main_grad")

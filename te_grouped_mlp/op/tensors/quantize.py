@@ -12,10 +12,11 @@ from transformer_engine.pytorch.constants import TE_DType
 from transformer_engine.pytorch.ops._common import maybe_dequantize
 from transformer_engine.pytorch.tensor.grouped_tensor import GroupedTensor
 
-from te_grouped_mlp.op.tensors import dequantized_tokens, requantize, scale_layout
-from te_grouped_mlp.op.te import quantizers
 from te_grouped_mlp.op.formats import Format
 from te_grouped_mlp.op.layout import GroupLayout
+from te_grouped_mlp.op.plan import Plan
+from te_grouped_mlp.op.te import quantizers
+from te_grouped_mlp.op.tensors import dequantized_tokens, requantize, scale_layout
 from te_grouped_mlp.op.tensors.operands import (
     Axis,
     GroupedOperand,
@@ -23,7 +24,6 @@ from te_grouped_mlp.op.tensors.operands import (
     Splits,
     torch_dtype,
 )
-from te_grouped_mlp.op.plan import Plan
 
 
 def tokens(

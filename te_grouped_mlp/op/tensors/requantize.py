@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import transformer_engine_torch as tex
 
-from te_grouped_mlp.op.tensors import scale_layout
 from te_grouped_mlp.op.formats import SCALE_TILE_OUTER
+from te_grouped_mlp.op.tensors import scale_layout
 
 
 def ready(

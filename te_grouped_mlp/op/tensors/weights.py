@@ -16,13 +16,13 @@ from transformer_engine.pytorch.distributed_weight import (
 )
 from transformer_engine.pytorch.quantized_tensor import QuantizedTensorStorage
 
-from te_grouped_mlp.op.tensors import dequantized_weights, experts, stacking
-from te_grouped_mlp.op.te import quantizers
-from te_grouped_mlp.op.tensors.dequantized_weights import ExactWeights
 from te_grouped_mlp.op.formats import SCALE_TILE_OUTER, Format
-from te_grouped_mlp.op.tensors.operands import Axis, Parts, WeightOperand, torch_dtype
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import LinearSpec
+from te_grouped_mlp.op.te import quantizers
+from te_grouped_mlp.op.tensors import dequantized_weights, experts, stacking
+from te_grouped_mlp.op.tensors.dequantized_weights import ExactWeights
+from te_grouped_mlp.op.tensors.operands import Axis, Parts, WeightOperand, torch_dtype
 from te_grouped_mlp.op.tensors.record import record
 
 

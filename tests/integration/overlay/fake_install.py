@@ -74,7 +74,7 @@ class FakeInstall:
         package.mkdir(parents=True)
         for file in PACKAGE.glob("*.py"):
             shutil.copy(file, package)
-        shutil.copytree(PACKAGE / "standalone", package / "standalone")
+        shutil.copytree(PACKAGE / "integration", package / "integration")
         (package / "op").mkdir()
         for name in ("__init__.py", "environment.py", "packages.py"):
             shutil.copy(PACKAGE / "op" / name, package / "op")

@@ -60,5 +60,7 @@ def test_overlay_over_the_installed_te(switch: str) -> None:
     assert answer["same_fusions"] is True
     te_folder = str(answer["te"]).removesuffix("__init__.py")
     name, file = answer["upstream"]  # type: ignore[misc]
-    assert name == (f"{installed_te.PACKAGE}._te_grouped_mlp_upstream" if active else installed_te.TARGET)
+    assert name == (
+        f"{installed_te.PACKAGE}._te_grouped_mlp_upstream" if active else installed_te.TARGET
+    )
     assert file == f"{te_folder}pytorch/ops/fused/grouped_mlp.py"

@@ -198,7 +198,8 @@ def test_upstream_beside_the_package_is_never_taken_for_the_fork(tmp_path: Path)
     install.fork_file.unlink()
     for name in ("pyproject.toml", "te_grouped_mlp.pth"):
         (tmp_path / name).write_text("")
-    answer = install.run("from te_grouped_mlp import host; answer['f'] = str(host.fork_file())")
+    asked = "from te_grouped_mlp.integration import installed_te as te"
+    answer = install.run(f"{asked}\nanswer['f'] = str(te.fork_file())")
     assert answer["f"] == "None"
 
 

@@ -254,8 +254,8 @@ def main() -> None:
     import transformer_engine.pytorch  # noqa: F401
     import transformer_engine_torch as tex
 
-    from te_grouped_mlp.op.tensors import memory
     from te_grouped_mlp.integration.standalone import on_gpu
+    from te_grouped_mlp.op.tensors import memory
 
     def addresses(values: list[int], device: torch.device) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=device)

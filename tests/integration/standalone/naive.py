@@ -120,28 +120,6 @@ def swiglu(x: torch.Tensor, scales: torch.Tensor, interleave: int) -> torch.Tens
     return gate / (1 + torch.exp(-gate)) * linear * scales[:, None]
 
 
-def clamped_swiglu(
-    x: torch.Tensor,
-    scales: torch.Tensor,
-    interleave: int,
-    limit: float,
-    alpha: float,
-    offset: float,
-) -> torch.Tensor:
-    gate, linear = halves(x, interleave)
-    gate = torch.minimum(gate, torch.tensor(limit, dtype=gate.dtype))
-    linear = torch.clamp(linear, -limit, limit) + offset
-    return gate / (1 + torch.exp(-alpha * gate)) * linear * scales[:, None]
-
-
-def situglu(
-    x: torch.Tensor, scales: torch.Tensor, interleave: int, beta1: float, beta2: float
-) -> torch.Tensor:
-    gate, linear = halves(x, interleave)
-    left = beta1 * torch.tanh(gate / beta1) / (1 + torch.exp(-gate))
-    return left * beta2 * torch.tanh(linear / beta2) * scales[:, None]
-
-
 def srelu(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return torch.relu(x) ** 2 * scales[:, None]
 

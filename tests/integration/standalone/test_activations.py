@@ -1,30 +1,16 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""tex's scaled activations against torch's derivatives of the naive formulas in float64."""
+"""tex's scaled activations against naive formulas and derivatives in float64."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from tests.integration.standalone import naive
+from te_grouped_mlp.op.activations import Activation
+from tests.op.backends.reference import naive
 
-# name -> (forward, backward, keywords, naive formula of (x, scales, interleave))
-GLU = {
-    "swiglu": ("scaled_swiglu", "scaled_dswiglu", {}, naive.swiglu),
-    "clamped": (
-        "scaled_clamped_swiglu",
-        "scaled_clamped_dswiglu",
-        {"limit": 0.9, "alpha": 1.3, "glu_linear_offset": 0.5},
-        lambda x, s, i: naive.clamped_swiglu(x, s, i, 0.9, 1.3, 0.5),
-    ),
-    "situ": (
-        "scaled_situglu",
-        "scaled_dsituglu",
-        {"beta1": 1.5, "beta2": 2.5},
-        lambda x, s, i: naive.situglu(x, s, i, 1.5, 2.5),
-    ),
-}
+TEX = [kind for kind in Activation if kind.row.tex]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -36,13 +22,16 @@ def make_inputs(shape, dtype, out_width):
     return x, scales, dy
 
 
-def reference(formula, x, scales, dy):
-    """Return y, dx and dscales in float64, by torch's autograd."""
-    matrix = x.double().reshape(-1, x.shape[-1]).requires_grad_()
-    column = scales.double().reshape(-1).requires_grad_()
-    y = formula(matrix, column)
-    y.backward(dy.double().reshape(y.shape))
-    return y.detach().view(dy.shape), matrix.grad.view(x.shape), column.grad.view(scales.shape)
+def reference(kind, interleave, x, scales, dy):
+    """Return y, dx and dscales in float64, by the naive formula and its derivative."""
+    params = {each.name: each.trial for each in kind.row.parameters}
+    params["interleave"] = interleave or None
+    matrix, column = x.double().reshape(-1, x.shape[-1]), scales.double().reshape(-1, 1)
+    value = naive.activation(kind.value, matrix, params)
+    dy = dy.double().reshape(value.shape)
+    dx = naive.activation_grad(kind.value, matrix, dy * column, params)
+    y, ds = value * column, (dy * value).sum(1)
+    return y.view(*x.shape[:-1], -1), dx.view(x.shape), ds.view(scales.shape)
 
 
 def assert_rounded(got, exact, dtype):
@@ -56,31 +45,24 @@ def assert_rounded(got, exact, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("interleave", [0, 32, 64])
-@pytest.mark.parametrize("name", list(GLU))
-def test_glu(tex, name, interleave, dtype):
-    forward, backward, options, formula = GLU[name]
-    x, scales, dy = make_inputs((3, 37, 256), dtype, 128)
-    y, dx, ds = reference(lambda a, b: formula(a, b, interleave), x, scales, dy)
-    options = {**options, "glu_interleave_size": interleave}
-    assert_rounded(getattr(tex, forward)(x, scales, None, **options), y, dtype)
-    got = getattr(tex, backward)(dy, x, scales, None, **options)
+@pytest.mark.parametrize(
+    ("kind", "interleave"),
+    [(kind, each) for kind in TEX for each in ((0, 32, 64) if kind.is_gated else (0,))],
+)
+def test_every_activation(tex, kind, interleave, dtype):
+    forward, backward = (getattr(tex, name) for name in kind.row.tex)
+    x, scales, dy = make_inputs((3, 37, 256), dtype, 128 if kind.is_gated else 256)
+    y, dx, ds = reference(kind, interleave, x, scales, dy)
+    options = {each.keyword: each.trial for each in kind.row.parameters}
+    if kind.is_gated:
+        options["glu_interleave_size"] = interleave
+    assert_rounded(forward(x, scales, None, **options), y, dtype)
+    got = backward(dy, x, scales, None, **options)
     assert_rounded(got[0], dx, dtype)
     assert_rounded(got[1], ds, dtype)
-    without = getattr(tex, backward)(dy, x, scales, None, compute_scale_grad=False, **options)
+    without = backward(dy, x, scales, None, compute_scale_grad=False, **options)
     assert without[1] is None
     assert torch.equal(without[0], got[0])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_srelu(tex, dtype):
-    x, scales, dy = make_inputs((5, 33, 96), dtype, 96)
-    y, dx, ds = reference(naive.srelu, x, scales, dy)
-    assert_rounded(tex.scaled_srelu(x, scales, None), y, dtype)
-    got = tex.scaled_dsrelu(dy, x, scales, None, True)
-    assert_rounded(got[0], dx, dtype)
-    assert_rounded(got[1], ds, dtype)
-    assert tex.scaled_dsrelu(dy, x, scales, None, False)[1] is None
 
 
 def test_srelu_maps_a_nan_to_zero(tex):
@@ -107,7 +89,7 @@ def test_a_row_does_not_depend_on_the_rows_after_it(tex):
 def test_scales_of_another_dtype_and_empty_input(tex):
     x, scales, dy = make_inputs((40, 128), torch.bfloat16, 64)
     precise = scales.float() + 1e-4
-    y, _, ds = reference(lambda a, b: naive.swiglu(a, b, 0), x, precise, dy)
+    y, _, ds = reference(Activation.SWIGLU, 0, x, precise, dy)
     assert_rounded(tex.scaled_swiglu(x, precise, None), y, torch.bfloat16)
     assert_rounded(tex.scaled_dswiglu(dy, x, precise, None)[1], ds, torch.float32)
     assert tex.scaled_swiglu(x[:0], scales[:0], None).shape == (0, 64)

@@ -45,7 +45,8 @@ CPU_ONLY = {"CUDA_VISIBLE_DEVICES": "", "NVTE_GROUPED_MLP_FORK": "0"}
 
 def test_loader_is_light():
     out = run(
-        "import sys\nfrom te_grouped_mlp.integration.standalone import loader\nloader.StandaloneFinder()\n"
+        "import sys\nfrom te_grouped_mlp.integration.standalone import loader\n"
+        "loader.StandaloneFinder()\n"
         "print(sorted({'torch', 'transformer_engine'} & set(sys.modules)))"
     )
     assert good(out) == "[]\n"
@@ -109,7 +110,10 @@ def test_every_module_of_te_can_be_imported(imported):
 
 
 def test_the_switch_turns_it_off_and_names_bad_values():
-    code = "from te_grouped_mlp.integration.standalone import loader\nprint(*loader.should_start(), sep='|')"
+    code = (
+        "from te_grouped_mlp.integration.standalone import loader\n"
+        "print(*loader.should_start(), sep='|')"
+    )
     off = run(code, NVTE_GROUPED_MLP_STANDALONE="0", **CPU_ONLY)
     assert good(off) == "False|NVTE_GROUPED_MLP_STANDALONE=0\n"
     on = run(code, NVTE_GROUPED_MLP_STANDALONE="1", **CPU_ONLY)

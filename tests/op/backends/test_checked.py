@@ -16,10 +16,10 @@ from te_grouped_mlp.op.backends.base import DactResult
 from te_grouped_mlp.op.backends.checked import CheckedBackend
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED
-from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.layout import Kernel, LayoutMismatchError, RowExtent
-from te_grouped_mlp.op.tensors.operands import Axis
 from te_grouped_mlp.op.plan import Plan
+from te_grouped_mlp.op.tensors.gradients import WgradTarget
+from te_grouped_mlp.op.tensors.operands import Axis
 from tests.op.backends.reference import cases
 
 FORMATS = {"mxfp8": MXFP8, "unquantized": UNQUANTIZED}

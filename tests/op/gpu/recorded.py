@@ -25,13 +25,13 @@ import torch
 from te_grouped_mlp.op import environment, selection
 from te_grouped_mlp.op.backends.checked import CheckedBackend
 from te_grouped_mlp.op.layout import Kernel, RowExtent
+from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.tensors.operands import (
     Axis,
     ExactCopy,
     GroupedOperand,
     WeightOperand,
 )
-from te_grouped_mlp.op.plan import Plan
 from tests.integration.standalone import naive
 from tests.support import step
 from tests.support.step import StepCase

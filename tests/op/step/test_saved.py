@@ -12,25 +12,18 @@ from typing import Any
 import pytest
 import torch
 
-from te_grouped_mlp.op.step import saved
+from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED, DType
 from te_grouped_mlp.op.layout import GroupLayout, Output, RowExtent
+from te_grouped_mlp.op.plan import Plan
+from te_grouped_mlp.op.problem import Call, LinearSpec, Problem, RecipeKind, TensorKind
+from te_grouped_mlp.op.step import saved
 from te_grouped_mlp.op.tensors.operands import (
     Axis,
     GroupedOperand,
     QuantizedCopy,
     Splits,
     WeightOperand,
-)
-from te_grouped_mlp.op.plan import Plan
-from te_grouped_mlp.op.problem import (
-    Activation,
-    ActivationSpec,
-    Call,
-    LinearSpec,
-    Problem,
-    RecipeKind,
-    TensorKind,
 )
 
 LAYOUT = GroupLayout(3, 8, RowExtent.PACKED)

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 import te_grouped_mlp
-from te_grouped_mlp.op.tensors import memory
-from te_grouped_mlp.op.step import split_guard
 from te_grouped_mlp.op.plan import Reason
+from te_grouped_mlp.op.step import split_guard
 from te_grouped_mlp.op.step.split_guard import Fault
+from te_grouped_mlp.op.tensors import memory
 from tests.op.backends.cudnn.launcher import REQUIRE, ROOT
 from tests.op.backends.cudnn.simulated import simulation
 from tests.op.gpu import graphs

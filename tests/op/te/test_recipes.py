@@ -19,9 +19,9 @@ from transformer_engine.common.recipe import (
 )
 
 import te_grouped_mlp
-from te_grouped_mlp.op.te import recipes
 from te_grouped_mlp.op.plan import Reason
 from te_grouped_mlp.op.problem import RecipeKind
+from te_grouped_mlp.op.te import recipes
 from tests.support import step
 from tests.support.step import StepCase
 

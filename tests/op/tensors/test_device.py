@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from te_grouped_mlp.op.tensors import device
 from te_grouped_mlp.op.layout import Kernel
+from te_grouped_mlp.op.tensors import device
 from tests.support import step
 from tests.support.step import StepCase
 

@@ -9,18 +9,18 @@ import dataclasses
 import pytest
 import torch
 
-from te_grouped_mlp.op.tensors import memory
+from te_grouped_mlp.op.activations import Activation
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED, DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
+from te_grouped_mlp.op.plan import Reason, Reject
+from te_grouped_mlp.op.tensors import memory
 from te_grouped_mlp.op.tensors.operands import (
     Axis,
     QuantizedCopy,
     WeightOperand,
     torch_dtype,
 )
-from te_grouped_mlp.op.plan import Reason, Reject
-from te_grouped_mlp.op.problem import Activation
 from tests.op.backends.reference.cases import ACTIVATIONS, Case
 
 

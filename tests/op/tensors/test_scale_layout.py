@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from te_grouped_mlp.op.tensors import scale_layout
 from te_grouped_mlp.op.formats import MXFP8, NVFP4
+from te_grouped_mlp.op.tensors import scale_layout
 
 
 def naive_offset(outer: int, block: int, blocks: int) -> int:

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from te_grouped_mlp import _C
-from te_grouped_mlp.op.tensors import stacking
 from te_grouped_mlp.op.backends.cutedsl import arguments
+from te_grouped_mlp.op.tensors import stacking
 from tests.support.gpu import no_waiting
 
 SHAPE = (16, 16)

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op.tensors import memory
 from te_grouped_mlp.integration.standalone.tex import rules
 from te_grouped_mlp.integration.standalone.tex.codes import COLUMN, ROW, torch_dtype
 from te_grouped_mlp.integration.standalone.tex.contract import (
@@ -36,6 +35,7 @@ from te_grouped_mlp.integration.standalone.tex.dense_storage import (
     usable_operand,
 )
 from te_grouped_mlp.integration.standalone.tex.quantize import quantize
+from te_grouped_mlp.op.tensors import memory
 
 
 def dense_matrix(value: Any, axis: int) -> torch.Tensor:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op.tensors import memory
 from te_grouped_mlp.integration.standalone import on_gpu
 from te_grouped_mlp.integration.standalone.tex import mxfp8, rules, splits
 from te_grouped_mlp.integration.standalone.tex.codes import COLUMN, ROW
@@ -26,6 +25,7 @@ from te_grouped_mlp.integration.standalone.tex.grouped_storage import (
     group_dequantize,
     member_scales,
 )
+from te_grouped_mlp.op.tensors import memory
 
 
 def _swizzle_direction(grouped: Any, axis: int) -> torch.Tensor:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op.tensors import memory
 from te_grouped_mlp.integration.standalone import on_gpu
 from te_grouped_mlp.integration.standalone.tex import mxfp8, rules, splits
 from te_grouped_mlp.integration.standalone.tex.codes import (
@@ -26,6 +25,7 @@ from te_grouped_mlp.integration.standalone.tex.contract import (
     own,
     tex_function,
 )
+from te_grouped_mlp.op.tensors import memory
 
 
 def member_scales(grouped: Any, axis: int) -> torch.Tensor:

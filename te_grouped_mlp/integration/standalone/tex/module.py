@@ -7,7 +7,6 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from te_grouped_mlp.op.environment import STANDALONE_MARK
 from te_grouped_mlp.integration.standalone.tex import (
     activations,
     dense_storage,
@@ -23,6 +22,7 @@ from te_grouped_mlp.integration.standalone.tex import (
     scales,
 )
 from te_grouped_mlp.integration.standalone.tex.placeholder import make_placeholder
+from te_grouped_mlp.op.environment import STANDALONE_MARK
 
 NAME = "transformer_engine_torch"
 
@@ -65,16 +65,7 @@ FUNCTIONS: dict[ModuleType, tuple[str, ...]] = {
         "te_general_grouped_gemm_for_discrete_out",
         "te_general_grouped_gemm_for_grouped_tensor",
     ),
-    activations: (
-        "scaled_clamped_dswiglu",
-        "scaled_clamped_swiglu",
-        "scaled_dsituglu",
-        "scaled_dsrelu",
-        "scaled_dswiglu",
-        "scaled_situglu",
-        "scaled_srelu",
-        "scaled_swiglu",
-    ),
+    activations: tuple(activations.FUNCTIONS),
 }
 
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 import torch
 
-from te_grouped_mlp.op.tensors import memory
 from te_grouped_mlp.integration.standalone import on_gpu
 from te_grouped_mlp.integration.standalone.tex import rules, splits
 from te_grouped_mlp.integration.standalone.tex.contract import (
@@ -24,6 +23,7 @@ from te_grouped_mlp.integration.standalone.tex.contract import (
     tex_function,
 )
 from te_grouped_mlp.integration.standalone.torch_view import default_device
+from te_grouped_mlp.op.tensors import memory
 
 # Kernels on a GPU want 16-byte aligned offset tables; the views keep that here.
 _ALIGNMENT = 16

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op.formats import MAX_QUANTIZED_GROUPS
 from te_grouped_mlp.integration.standalone.tex import mxfp8, splits
 from te_grouped_mlp.integration.standalone.tex.codes import COLUMN, ROW
 from te_grouped_mlp.integration.standalone.tex.contract import Arguments, Refusal, own
+from te_grouped_mlp.op.formats import MAX_QUANTIZED_GROUPS
 
 HIGH_PRECISION = (torch.float32, torch.float16, torch.bfloat16)
 _OTYPES = {4: torch.float32, 5: torch.float16, 6: torch.bfloat16}

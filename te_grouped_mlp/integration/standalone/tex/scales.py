@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op.tensors import memory
 from te_grouped_mlp.integration.standalone import on_gpu
 from te_grouped_mlp.integration.standalone.tex import mxfp8
 from te_grouped_mlp.integration.standalone.tex.codes import COLUMN, ROW
@@ -29,6 +28,7 @@ from te_grouped_mlp.integration.standalone.tex.dense_storage import (
     slots,
     stride_problem,
 )
+from te_grouped_mlp.op.tensors import memory
 
 
 def _of_compact_mxfp8(rule: Rule) -> Rule:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from te_grouped_mlp.op.activations import ActivationSpec
 from te_grouped_mlp.op.backends.cudnn import checks
 from te_grouped_mlp.op.backends.cudnn.signatures import fitting
 from te_grouped_mlp.op.backends.cudnn.views import (
@@ -23,15 +24,8 @@ from te_grouped_mlp.op.backends.cudnn.views import (
     column_scales,
 )
 from te_grouped_mlp.op.formats import MXFP8
-from te_grouped_mlp.op.tensors.operands import QuantizedCopy
 from te_grouped_mlp.op.packages import RUNTIME_OFFSETS
-from te_grouped_mlp.op.problem import Activation, ActivationSpec
-
-_ACT_NAMES = {
-    Activation.SWIGLU: "swiglu",
-    Activation.CLAMPED_QGEGLU: "geglu",
-    Activation.SITU_GLU: "situglu",
-}
+from te_grouped_mlp.op.tensors.operands import QuantizedCopy
 
 
 @dataclass(frozen=True)
@@ -91,7 +85,7 @@ def srelu(
         "srelu",
         call.takes,
         _forward(call, a, w, bias, prob),
-        {RUNTIME_OFFSETS: (call.all_rows, False), **_clamp(spec)},
+        {RUNTIME_OFFSETS: (call.all_rows, False), **_unary(spec)},
     )
 
 
@@ -148,7 +142,7 @@ def dsrelu(
             RUNTIME_OFFSETS: (call.all_rows, False),
             # Said either way: left out, the wrapper follows torch's flag and not the plan.
             "deterministic": (d.deterministic, False),
-            **_clamp(spec),
+            **_unary(spec),
         },
     )
 
@@ -310,19 +304,16 @@ def _bias(bias: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _gated(spec: ActivationSpec, prefix: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"act_func": prefix + _ACT_NAMES[spec.kind]}
-    if spec.kind is Activation.CLAMPED_QGEGLU:
-        found |= {
-            "linear_offset": spec.linear_offset,
-            "geglu_alpha": spec.alpha,
-            "glu_clamp_max": spec.limit,
-            "glu_clamp_min": -spec.limit,
-        }
-    elif spec.kind is Activation.SITU_GLU:
-        found |= {"situ_beta1": spec.beta1, "situ_beta2": spec.beta2}
-    return found
+    return {"act_func": f"{prefix}{spec.kind.row.act_func}", **_parameters(spec)}
 
 
-def _clamp(spec: ActivationSpec) -> dict[str, tuple[Any, Any]]:
-    clamped = spec.kind is Activation.TANH_SRELU
-    return {"tanh_clamp_scale": (spec.clamp_scale if clamped else None, None)}
+def _unary(spec: ActivationSpec) -> dict[str, tuple[Any, Any]]:
+    return {name: (value, None) for name, value in _parameters(spec).items()}
+
+
+def _parameters(spec: ActivationSpec) -> dict[str, float]:
+    return {
+        name: getattr(spec, each.name) * factor
+        for each in spec.kind.row.parameters
+        for name, factor in each.frontend.items()
+    }

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from te_grouped_mlp.op.activations import wrappers
 from te_grouped_mlp.op.backends.base import (
     DactEpilogue,
     DactResult,
@@ -38,8 +39,10 @@ from te_grouped_mlp.op.backends.cudnn import (
 )
 from te_grouped_mlp.op.backends.cudnn.launch import Launch
 from te_grouped_mlp.op.environment import Environment
-from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.layout import Kernel
+from te_grouped_mlp.op.plan import Plan, Reject
+from te_grouped_mlp.op.problem import Call, Problem
+from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.tensors.operands import (
     Axis,
     GroupedOperand,
@@ -47,8 +50,6 @@ from te_grouped_mlp.op.tensors.operands import (
     Splits,
     WeightOperand,
 )
-from te_grouped_mlp.op.plan import Plan, Reject
-from te_grouped_mlp.op.problem import Call, Problem
 
 _WGRAD_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -80,7 +81,7 @@ class CudnnBackend:
         if not rows:
             return outputs.no_rows_fc1(plan, x.splits, w, epilogue, device)
 
-        call = Launch(plan, capability.act_wrappers(spec.kind)[0], device)
+        call = Launch(plan, wrappers(spec.is_gated)[0], device)
         a = views.tokens("x", tokens, x.shape, call.ends(x.splits))
         b = views.experts(w)
         bias = _bias(epilogue.bias)
@@ -163,7 +164,7 @@ class CudnnBackend:
         if not rows:
             return outputs.no_rows_dact(plan, dy.splits, w, epilogue, device)
 
-        call = Launch(plan, capability.act_wrappers(spec.kind)[1], device)
+        call = Launch(plan, wrappers(spec.is_gated)[1], device)
         prob = None if epilogue.prob is None else alignment.readable(epilogue.prob.float())
         dprob = None
         if epilogue.want_dprob or not spec.is_gated:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import torch
 
-from te_grouped_mlp.op.tensors import memory
 from te_grouped_mlp.op.backends.base import (
     DactEpilogue,
     DactResult,
@@ -15,6 +14,8 @@ from te_grouped_mlp.op.backends.base import (
     GemmEpilogue,
 )
 from te_grouped_mlp.op.backends.cudnn import alignment
+from te_grouped_mlp.op.plan import Plan
+from te_grouped_mlp.op.tensors import memory
 from te_grouped_mlp.op.tensors.operands import (
     Axis,
     GroupedOperand,
@@ -22,7 +23,6 @@ from te_grouped_mlp.op.tensors.operands import (
     Splits,
     WeightOperand,
 )
-from te_grouped_mlp.op.plan import Plan
 
 _PROB_DTYPES = (torch.float32, torch.bfloat16)
 

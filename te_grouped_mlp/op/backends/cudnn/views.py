@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op.tensors import stacking
 from te_grouped_mlp.op.backends.cudnn import alignment, checks, te_calls
 from te_grouped_mlp.op.formats import MXFP8
+from te_grouped_mlp.op.tensors import stacking
 from te_grouped_mlp.op.tensors.operands import Axis, Parts, QuantizedCopy, WeightOperand
 from te_grouped_mlp.op.tensors.scale_layout import (
     from_kernel_view,

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import torch
 
-from te_grouped_mlp.op.tensors import dequantized_tokens, memory
 from te_grouped_mlp.op.backends.base import (
     DactEpilogue,
     DactResult,
@@ -36,11 +35,12 @@ from te_grouped_mlp.op.backends.cutedsl.config import Op
 from te_grouped_mlp.op.backends.cutedsl.launch import finish_rows, launcher_of, prepare, zero_tail
 from te_grouped_mlp.op.environment import Environment
 from te_grouped_mlp.op.formats import DType
-from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.layout import Kernel, Output
-from te_grouped_mlp.op.tensors.operands import Axis, GroupedOperand, Splits, WeightOperand
 from te_grouped_mlp.op.plan import Plan, Reject
 from te_grouped_mlp.op.problem import Call, Problem
+from te_grouped_mlp.op.tensors import dequantized_tokens, memory
+from te_grouped_mlp.op.tensors.gradients import WgradTarget
+from te_grouped_mlp.op.tensors.operands import Axis, GroupedOperand, Splits, WeightOperand
 
 _DTYPES = {torch.bfloat16: DType.BFLOAT16, torch.float32: DType.FLOAT32}
 _GEMMS = {Kernel.FC2_FORWARD: Op.FC2_FORWARD, Kernel.FC1_DGRAD: Op.FC1_DGRAD}

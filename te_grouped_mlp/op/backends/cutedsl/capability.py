@@ -14,7 +14,7 @@ import functools
 from collections.abc import Iterator
 
 from te_grouped_mlp.op.environment import STANDALONE_SWITCH, Environment
-from te_grouped_mlp.op.fit import INTERLEAVE, feature_refusals
+from te_grouped_mlp.op.fit import INTERLEAVE, activation_refusals, feature_refusals
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED, DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
 from te_grouped_mlp.op.packages import Absent
@@ -87,6 +87,7 @@ def _problem_refusals(problem: Problem, env: Environment, *, steps_in: bool) -> 
         yield Reject(Reason.OPTION, "scale_bias is set on FC1; allowed: on FC2 only")
     interleaves = (INTERLEAVE,) if fmt.is_block_scaled else (INTERLEAVE, None)
     yield from feature_refusals(problem, fmt.features_multiple, interleaves)
+    yield from activation_refusals(problem, lambda row: row.is_native)
     yield from _package_refusals(env)
 
 

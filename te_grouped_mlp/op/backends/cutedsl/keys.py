@@ -5,18 +5,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.backends.cutedsl.config import ROW_OPS, Op, Tile, choose
 from te_grouped_mlp.op.formats import DType
-from te_grouped_mlp.op.problem import Activation, ActivationSpec, Problem, RecipeKind
-
-_PARAMETERS = {
-    Activation.SWIGLU: (),
-    Activation.CLAMPED_QGEGLU: ("limit", "alpha", "linear_offset"),
-    Activation.SITU_GLU: ("beta1", "beta2"),
-    Activation.SRELU: (),
-    Activation.TANH_SRELU: ("clamp_scale",),
-}
+from te_grouped_mlp.op.problem import Problem, RecipeKind
 
 
 @dataclass(frozen=True)
@@ -158,8 +152,9 @@ def _requantizes(problem: Problem) -> bool:
 
 def _reduced(spec: ActivationSpec) -> ActivationSpec:
     """Drop the parameters that the kind does not use, so that keys coincide."""
-    used = {name: getattr(spec, name) for name in _PARAMETERS[spec.kind]}
-    return ActivationSpec(spec.kind, spec.interleave, **used)
+    used = spec.kind.row.parameters
+    values: dict[str, Any] = {each.name: getattr(spec, each.name) for each in used}
+    return ActivationSpec(spec.kind, spec.interleave, **values)
 
 
 def _order(spec: ActivationSpec) -> ActivationSpec:

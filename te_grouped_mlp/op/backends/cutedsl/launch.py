@@ -10,13 +10,13 @@ from collections.abc import Callable, Hashable
 import torch
 
 from te_grouped_mlp.op import emulated
-from te_grouped_mlp.op.tensors import memory
 from te_grouped_mlp.op.backends.cutedsl import compile as kernels
 from te_grouped_mlp.op.backends.cutedsl import keys
 from te_grouped_mlp.op.backends.cutedsl.config import Op
 from te_grouped_mlp.op.backends.cutedsl.keys import KernelKey
 from te_grouped_mlp.op.formats import DType
 from te_grouped_mlp.op.problem import Problem
+from te_grouped_mlp.op.tensors import memory
 
 EPILOGUES = {
     Op.FC1_ACT: ("activated", "bias", "prob"),

@@ -11,10 +11,11 @@ from typing import Any, TypeVar, cast
 import torch
 
 from te_grouped_mlp import _C
-from te_grouped_mlp.op.tensors import memory
-from te_grouped_mlp.op.tensors.capacity import Span, span
 from te_grouped_mlp.op.formats import DType, Format
 from te_grouped_mlp.op.layout import GroupLayout, RowExtent
+from te_grouped_mlp.op.plan import Plan
+from te_grouped_mlp.op.tensors import memory
+from te_grouped_mlp.op.tensors.capacity import Span, span
 from te_grouped_mlp.op.tensors.operands import (
     Axis,
     GroupedOperand,
@@ -23,7 +24,6 @@ from te_grouped_mlp.op.tensors.operands import (
     WeightOperand,
     torch_dtype,
 )
-from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.tensors.scale_layout import (
     column_group_offset,
     column_scale_shape,

@@ -29,11 +29,11 @@ from te_grouped_mlp.op.backends.reference.kernels.fc1_act import fc1_act
 from te_grouped_mlp.op.backends.reference.kernels.gemm import gemm
 from te_grouped_mlp.op.backends.reference.kernels.wgrad import wgrad
 from te_grouped_mlp.op.environment import Environment
-from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.layout import Kernel
-from te_grouped_mlp.op.tensors.operands import GroupedOperand, WeightOperand
 from te_grouped_mlp.op.plan import Plan, Reject
 from te_grouped_mlp.op.problem import Call, Problem
+from te_grouped_mlp.op.tensors.gradients import WgradTarget
+from te_grouped_mlp.op.tensors.operands import GroupedOperand, WeightOperand
 
 _HOST = torch.device("cpu")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from te_grouped_mlp.op.activations import wrappers
 from te_grouped_mlp.op.environment import Environment
 from te_grouped_mlp.op.fit import INTERLEAVE, feature_refusals
 from te_grouped_mlp.op.formats import MAX_QUANTIZED_GROUPS, MXFP8, UNQUANTIZED, DType
@@ -109,8 +110,8 @@ def _dtype_detail(name: str, dtype: DType) -> str:
 
 
 def _launches(problem: Problem, call: Call, env: Environment) -> Iterator[Launch]:
-    gated, quantized = problem.activation.is_gated, call.format.is_block_scaled
-    forward_act, backward_act = ("glu", "dglu") if gated else ("srelu", "dsrelu")
+    quantized = call.format.is_block_scaled
+    forward_act, backward_act = wrappers(problem.activation.is_gated)
     products = _extents(env, "quant")
     if quantized:
         yield _launch(call, Kernel.QUANTIZE_INPUT, _EITHER)

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from te_grouped_mlp.op.tensors import checks
-from te_grouped_mlp.op.te import quantizers, adapter
 from te_grouped_mlp.op.backends.upstream import capability
 from te_grouped_mlp.op.environment import Switches, current_switches
 from te_grouped_mlp.op.plan import Reason, Reject
+from te_grouped_mlp.op.te import adapter, quantizers
 from te_grouped_mlp.op.te.probes import determinism_requested
+from te_grouped_mlp.op.tensors import checks
 
 NAME = "upstream"
 

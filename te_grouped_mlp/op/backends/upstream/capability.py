@@ -11,19 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from te_grouped_mlp.op.activations import Activation
 from te_grouped_mlp.op.environment import FULL_ROWS_SWITCH
 from te_grouped_mlp.op.layout import is_single_group
 from te_grouped_mlp.op.plan import Reason, Reject
-from te_grouped_mlp.op.problem import Activation, LinearSpec, RecipeKind
+from te_grouped_mlp.op.problem import LinearSpec, RecipeKind
 
 OWN_CHECK = "_deterministic_algorithms_required"
 """The function of upstream's module by which it refuses what it cannot do deterministically.
 
 2.20.2 has it and 2.19.0 has not. The two came with other repairs, so it tells them apart.
 """
-
-# Under NVFP4 their first product is a kernel that packs its rows and takes no absent probability.
-_HADAMARD = (Activation.SWIGLU, Activation.SITU_GLU, Activation.SRELU)
 
 
 @dataclass(frozen=True)
@@ -83,8 +81,10 @@ def faults(step: Step, *, dense: bool, full_rows: bool) -> Iterator[Reject]:
         yield from _nvfp4_faults(step)
     if step.fc1.scale_bias:
         yield Reject(Reason.UPSTREAM_FAULT, "scale_bias of FC1 is ignored; allowed: on FC2 only")
-    hadamard = step.recipe is RecipeKind.NVFP4 and step.activation in _HADAMARD
-    unary = step.activation is not None and not step.activation.is_gated
+    row = None if step.activation is None else step.activation.row
+    # This kernel packs its rows and takes no absent probability.
+    hadamard = step.recipe is RecipeKind.NVFP4 and row is not None and row.uses_hadamard
+    unary = row is not None and not row.is_gated
     if step.is_unit_group and (unary or hadamard):
         detail = "a unit activation scale hands no probabilities to a kernel that needs them"
         yield Reject(Reason.UPSTREAM_FAULT, detail)

@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 
+from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.backends.base import DactEpilogue, Fc1Epilogue, GemmEpilogue
 from te_grouped_mlp.op.backends.cudnn.backend import CudnnBackend
 from te_grouped_mlp.op.environment import Environment
-from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.layout import Kernel, Output, RowExtent
-from te_grouped_mlp.op.tensors.operands import Axis
 from te_grouped_mlp.op.plan import Plan
-from te_grouped_mlp.op.problem import Activation, ActivationSpec, LinearSpec
+from te_grouped_mlp.op.problem import LinearSpec
+from te_grouped_mlp.op.tensors.gradients import WgradTarget
+from te_grouped_mlp.op.tensors.operands import Axis
 from tests.op.backends.cudnn import operands
 from tests.op.backends.cudnn.facts import call, problem
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.backends.cudnn import arguments, views
 from te_grouped_mlp.op.tensors.operands import Axis
-from te_grouped_mlp.op.problem import Activation, ActivationSpec
 from te_grouped_mlp.op.tensors.scale_layout import swizzled_offset
 from tests.op.backends.cudnn import operands
 from tests.support.frontend_signatures import VERSIONS, number, signature

@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 import torch
 
+from te_grouped_mlp.op.activations import Activation
 from te_grouped_mlp.op.backends.base import (
     DactEpilogue,
     Fc1Epilogue,
     GemmEpilogue,
 )
 from te_grouped_mlp.op.backends.cudnn import arguments, checks, streams, views
-from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.layout import Kernel
-from te_grouped_mlp.op.tensors.operands import Axis, GroupedOperand, WeightOperand
 from te_grouped_mlp.op.plan import Plan
-from te_grouped_mlp.op.problem import Activation
+from te_grouped_mlp.op.tensors.gradients import WgradTarget
+from te_grouped_mlp.op.tensors.operands import Axis, GroupedOperand, WeightOperand
 from tests.op.backends.cudnn import operands
 from tests.op.backends.cudnn.facts import call, problem
 from tests.op.backends.cudnn.simulated import SimulatedBackend, environment_of, simulation

@@ -10,13 +10,16 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op.tensors import memory
 from te_grouped_mlp.op.backends.base import DactEpilogue, Fc1Epilogue, GemmEpilogue
 from te_grouped_mlp.op.backends.cutedsl.backend import CuteDslBackend
 from te_grouped_mlp.op.environment import Environment, Switches
 from te_grouped_mlp.op.formats import UNQUANTIZED
-from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.layout import Kernel, Output
+from te_grouped_mlp.op.packages import Absent
+from te_grouped_mlp.op.plan import Plan
+from te_grouped_mlp.op.problem import Call, LinearSpec, Problem, RecipeKind, TensorKind
+from te_grouped_mlp.op.tensors import memory
+from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.tensors.operands import (
     Axis,
     GroupedOperand,
@@ -24,9 +27,6 @@ from te_grouped_mlp.op.tensors.operands import (
     WeightOperand,
     torch_dtype,
 )
-from te_grouped_mlp.op.packages import Absent
-from te_grouped_mlp.op.plan import Plan
-from te_grouped_mlp.op.problem import Call, LinearSpec, Problem, RecipeKind, TensorKind
 from tests.op.backends.reference import cases
 from tests.op.backends.reference.cases import Case
 

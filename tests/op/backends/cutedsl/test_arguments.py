@@ -13,8 +13,8 @@ from te_grouped_mlp.op.backends.base import DactEpilogue, Fc1Epilogue, GemmEpilo
 from te_grouped_mlp.op.backends.cutedsl import arguments
 from te_grouped_mlp.op.backends.cutedsl.backend import CuteDslBackend
 from te_grouped_mlp.op.formats import UNQUANTIZED
-from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.layout import Kernel
+from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.tensors.operands import Axis, GroupedOperand, Splits, WeightOperand
 from tests.op.backends.cutedsl.problems import ACTIVATIONS, call_of, environment, problem_of
 

@@ -9,10 +9,10 @@ import inspect
 
 import pytest
 
+from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.backends.cutedsl import config, keys, launch
 from te_grouped_mlp.op.backends.cutedsl.config import Op, Tile
 from te_grouped_mlp.op.formats import DType
-from te_grouped_mlp.op.problem import Activation, ActivationSpec
 from tests.op.backends.cutedsl.problems import ACTIVATIONS, problem_of
 
 
@@ -108,18 +108,11 @@ def test_parameters_that_a_kind_does_not_use_make_no_second_kernel():
     other = problem_of(ActivationSpec(Activation.SWIGLU, 32, alpha=3.0, beta1=9.0))
     assert keys.of_problem(one, 9) == keys.of_problem(other, 9)
     used = problem_of(ActivationSpec(Activation.SITU_GLU, 32, beta1=9.0))
-    assert keys.of_problem(used, 9) != keys.of_problem(problem_of(ACTIVATIONS["situ"]), 9)
-
-
-USED = {
-    Activation.CLAMPED_QGEGLU: ("limit", "alpha", "linear_offset"),
-    Activation.SITU_GLU: ("beta1", "beta2"),
-    Activation.TANH_SRELU: ("clamp_scale",),
-}
+    assert keys.of_problem(used, 9) != keys.of_problem(problem_of(ACTIVATIONS["situ_glu"]), 9)
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [(kind, name) for kind, names in USED.items() for name in names]
+    ("kind", "name"), [(kind, each.name) for kind in Activation for each in kind.row.parameters]
 )
 def test_each_parameter_that_a_kind_uses_makes_another_kernel(kind, name):
     """Its value is a constant of the code."""
@@ -132,7 +125,7 @@ def test_each_parameter_that_a_kind_uses_makes_another_kernel(kind, name):
 
 def test_plain_products_behind_gated_activations_share_their_kernels():
     swiglu = keys.of_problem(problem_of(ACTIVATIONS["swiglu"]), 9)
-    situ = keys.of_problem(problem_of(ACTIVATIONS["situ"]), 9)
+    situ = keys.of_problem(problem_of(ACTIVATIONS["situ_glu"]), 9)
     same = [one.op for one, other in zip(swiglu, situ, strict=True) if one == other]
     assert same == [Op.FC2_FORWARD, Op.FC2_WGRAD, Op.FC1_DGRAD, Op.FC1_WGRAD, *config.ROW_OPS]
     halves = keys.of_problem(problem_of(ActivationSpec(Activation.SWIGLU, None)), 9)

@@ -13,15 +13,15 @@ import dataclasses
 import pytest
 import torch
 
-from te_grouped_mlp.op.tensors import memory
+from te_grouped_mlp.op.activations import ActivationSpec
 from te_grouped_mlp.op.backends.base import DactEpilogue, Fc1Epilogue, GemmEpilogue
 from te_grouped_mlp.op.backends.cutedsl import arguments, keys
 from te_grouped_mlp.op.backends.cutedsl.compile import compile_ahead
 from te_grouped_mlp.op.formats import UNQUANTIZED, DType
-from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.layout import Kernel
+from te_grouped_mlp.op.tensors import memory
+from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.tensors.operands import Axis, GroupedOperand, WeightOperand
-from te_grouped_mlp.op.problem import ActivationSpec
 from tests.op.backends.reference.cases import ACTIVATIONS, Case
 
 gpu_step = pytest.importorskip("tests.op.backends.cutedsl.gpu_step")

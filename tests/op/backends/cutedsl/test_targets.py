@@ -17,8 +17,8 @@ from te_grouped_mlp.op.backends.base import GemmEpilogue
 from te_grouped_mlp.op.backends.cutedsl import arguments, backend
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.formats import UNQUANTIZED
-from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.layout import Kernel
+from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.tensors.operands import Axis
 from tests.op.backends.reference import cases
 

@@ -9,12 +9,16 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op.tensors import memory
+from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.backends.base import DactEpilogue, Fc1Epilogue, GemmEpilogue
 from te_grouped_mlp.op.environment import Environment, Switches
 from te_grouped_mlp.op.formats import MXFP8, DType, Format
-from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.layout import GroupLayout, Kernel, Output
+from te_grouped_mlp.op.packages import RUNTIME_OFFSETS, Absent
+from te_grouped_mlp.op.plan import Plan
+from te_grouped_mlp.op.problem import Call, LinearSpec, Problem, RecipeKind, TensorKind
+from te_grouped_mlp.op.tensors import memory
+from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.tensors.operands import (
     Axis,
     GroupedOperand,
@@ -23,27 +27,15 @@ from te_grouped_mlp.op.tensors.operands import (
     WeightOperand,
     torch_dtype,
 )
-from te_grouped_mlp.op.packages import RUNTIME_OFFSETS, Absent
-from te_grouped_mlp.op.plan import Plan
-from te_grouped_mlp.op.problem import (
-    Activation,
-    ActivationSpec,
-    Call,
-    LinearSpec,
-    Problem,
-    RecipeKind,
-    TensorKind,
-)
 from tests.op.backends.reference import naive
 
 ACTIVATIONS = {
-    "swiglu": ActivationSpec(Activation.SWIGLU, 32),
-    "geglu": ActivationSpec(
-        Activation.CLAMPED_QGEGLU, 32, limit=1.5, alpha=1.3, linear_offset=0.75
-    ),
-    "situ": ActivationSpec(Activation.SITU_GLU, 32, beta1=2.0, beta2=3.0),
-    "srelu": ActivationSpec(Activation.SRELU),
-    "tanh_srelu": ActivationSpec(Activation.TANH_SRELU, clamp_scale=1.5),
+    kind.name.lower(): ActivationSpec(
+        kind,
+        32 if kind.is_gated else None,
+        **{each.name: each.trial for each in kind.row.parameters},
+    )
+    for kind in Activation
 }
 GATED = [name for name, spec in ACTIVATIONS.items() if spec.is_gated]
 

@@ -30,6 +30,14 @@ from transformer_engine.pytorch.ops.op import FusedOperation
 from transformer_engine.pytorch.quantization import FP8GlobalStateManager
 from transformer_engine.pytorch.tensor.grouped_tensor import GroupedTensor
 
+from te_grouped_mlp.integration import upstream_api
+from te_grouped_mlp.op import decisions, environment, fusion, selection
+from te_grouped_mlp.op.backends.base import Fc1Epilogue, GemmEpilogue
+from te_grouped_mlp.op.fusion import is_glu_activation as is_glu_activation
+from te_grouped_mlp.op.fusion import validate_grouped_mlp_dims as validate_grouped_mlp_dims
+from te_grouped_mlp.op.layout import Kernel, Output
+from te_grouped_mlp.op.plan import Plan
+from te_grouped_mlp.op.problem import Problem
 from te_grouped_mlp.op.step import (
     bias_gradient,
     data_gradient,
@@ -40,19 +48,11 @@ from te_grouped_mlp.op.step import (
     unfused,
     weight_gradient,
 )
-from te_grouped_mlp.op.te import carriers, probes, quantizers, adapter
-from te_grouped_mlp.op import decisions, environment, fusion, selection
-from te_grouped_mlp.op.tensors import quantize, weights
-from te_grouped_mlp.integration import upstream_api
-from te_grouped_mlp.op.backends.base import Fc1Epilogue, GemmEpilogue
-from te_grouped_mlp.op.tensors.device import on_device_of_tensor
-from te_grouped_mlp.op.fusion import is_glu_activation as is_glu_activation
-from te_grouped_mlp.op.fusion import validate_grouped_mlp_dims as validate_grouped_mlp_dims
 from te_grouped_mlp.op.step.inputs import Inputs, output_buffer, read_call, read_inputs
-from te_grouped_mlp.op.layout import Kernel, Output
+from te_grouped_mlp.op.te import adapter, carriers, probes, quantizers
+from te_grouped_mlp.op.tensors import quantize, weights
+from te_grouped_mlp.op.tensors.device import on_device_of_tensor
 from te_grouped_mlp.op.tensors.operands import Axis, Splits, torch_dtype
-from te_grouped_mlp.op.plan import Plan
-from te_grouped_mlp.op.problem import Problem
 
 DETERMINISTIC_DPROB = True
 """For clients that rewrite the op to get a deterministic probability gradient: they need not, since
