@@ -25,7 +25,7 @@ from te_grouped_mlp.emulator.machine import execute
 from te_grouped_mlp.emulator.memory import GlobalMemory
 from te_grouped_mlp.emulator.options import Options
 from te_grouped_mlp.emulator.report import Report
-from te_grouped_mlp.emulator.tensors import Allocations, claimed, tensors_in
+from te_grouped_mlp.emulator.tensors import POISON, Allocations, claimed, tensors_in
 
 
 class EmulatedFunction:
@@ -52,6 +52,7 @@ class EmulatedGpu:
         options: Of the executions; may be replaced between launches.
         reports: Of every launch, in order.
         launched: Called with every launch and its report.
+        poison: What every byte of fresh memory holds.
         also: Gives the tensors that any launch may touch without getting them as arguments.
     """
 
@@ -79,6 +80,7 @@ class EmulatedGpu:
         self.options = options or Options()
         self.reports: list[Report] = []
         self.launched = launched
+        self.poison = POISON
         self.also: Callable[[], Iterable[Any]] = tuple
         self._clusters, self._strict = clusters, strict
         self._memory = GlobalMemory()
@@ -91,7 +93,7 @@ class EmulatedGpu:
         strides: Sequence[int] | None = None,
     ) -> torch.Tensor:
         """Return a fresh tensor; a kernel that reads it before something wrote it is at fault."""
-        return self._allocations.empty(shape, dtype, strides)
+        return self._allocations.empty(shape, dtype, strides, self.poison)
 
     def active_clusters(self, size: int) -> int:
         """Return how many clusters of `size` CTAs the GPU is said to hold at a time."""

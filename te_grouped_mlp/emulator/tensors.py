@@ -94,7 +94,11 @@ class Allocations:
         self._known: dict[int, _Allocation] = {}
 
     def empty(
-        self, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        strides: Sequence[int] | None = None,
+        poison: int = POISON,
     ) -> torch.Tensor:
         """Return a fresh tensor on the CPU: aligned, poisoned, unwritten, between red zones.
 
@@ -102,12 +106,13 @@ class Allocations:
             shape: Sizes.
             dtype: Any with a byte view.
             strides: In elements; contiguous without.
+            poison: What every byte holds.
         """
         sizes = tuple(int(size) for size in shape)
         steps = tuple(strides) if strides is not None else _contiguous(sizes)
         last = sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))
         nbytes = (last + 1) * dtype.itemsize if all(sizes) else 0
-        raw = torch.full((nbytes + 2 * _RED_ZONE + ALIGNMENT,), POISON, dtype=torch.uint8)
+        raw = torch.full((nbytes + 2 * _RED_ZONE + ALIGNMENT,), poison, dtype=torch.uint8)
         start = _RED_ZONE + -(raw.data_ptr() + _RED_ZONE) % ALIGNMENT
         out = torch.empty(0, dtype=dtype)
         out.set_(raw.untyped_storage(), start // dtype.itemsize, sizes, steps)

@@ -234,6 +234,19 @@ def emulation_requested() -> bool:
     return value == "sm100"
 
 
+def child_environment(changes: Mapping[str, str], first: Path | None = None) -> dict[str, str]:
+    """Return the variables for a process of ours: this one's without its NVTE_*, and `changes`.
+
+    Args:
+        changes: Names and values.
+        first: Folder that is searched for packages before all others.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("NVTE_")}
+    if first is not None:
+        kept["PYTHONPATH"] = os.pathsep.join(filter(None, (str(first), kept.get("PYTHONPATH"))))
+    return {**kept, **changes}
+
+
 def interpret_triton() -> None:
     """Let Triton's kernels run through its interpreter, which takes CPU tensors.
 
