@@ -15,7 +15,8 @@ from te_grouped_mlp.emulator.lanes import Value, spread
 from te_grouped_mlp.emulator.memory import Allocation, Event
 
 if TYPE_CHECKING:
-    from te_grouped_mlp.emulator.warp import Cta, Warp
+    from te_grouped_mlp.emulator.cta import Cta
+    from te_grouped_mlp.emulator.warp import Warp
 
 
 class Copies:
@@ -93,7 +94,7 @@ def _copies(warp: Warp) -> Copies:
     return warp.streams["copies"]
 
 
-def commit(warp: Warp, mask: np.ndarray) -> None:
+def commit(warp: Warp) -> None:
     """`cp.async.commit_group`."""
     copies = _copies(warp)
     copies.groups.append(copies.open)
@@ -101,7 +102,7 @@ def commit(warp: Warp, mask: np.ndarray) -> None:
     copies.committed += 1
 
 
-def wait(warp: Warp, left: int, mask: np.ndarray) -> None:
+def wait(warp: Warp, left: int) -> None:
     """`cp.async.wait_group`."""
     copies = _copies(warp)
     while len(copies.groups) > left:
@@ -112,7 +113,7 @@ def wait(warp: Warp, left: int, mask: np.ndarray) -> None:
 
 def arrive(warp: Warp, base: Value, offset: int, mask: np.ndarray) -> None:
     """`cp.async.mbarrier.arrive.noinc`: each lane arrives when its copies so far have come."""
-    commit(warp, mask)
+    commit(warp)
     copies = _copies(warp)
     while copies.groups:
         for each in copies.groups.pop(0):

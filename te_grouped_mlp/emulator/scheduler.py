@@ -14,9 +14,10 @@ import numpy as np
 from te_grouped_mlp.emulator import tensor_memory
 from te_grouped_mlp.emulator.clocks import Clocks, join
 from te_grouped_mlp.emulator.codegen import EXIT
+from te_grouped_mlp.emulator.cta import Cta
 from te_grouped_mlp.emulator.faults import Deadlock, EmulationFault, Endless, UnfinishedAsync
 from te_grouped_mlp.emulator.lanes import ALL
-from te_grouped_mlp.emulator.warp import Cta, Warp
+from te_grouped_mlp.emulator.warp import Warp
 
 if TYPE_CHECKING:
     from te_grouped_mlp.emulator.machine import Machine
