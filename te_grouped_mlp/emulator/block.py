@@ -17,6 +17,8 @@ from te_grouped_mlp.emulator.forms import Form
 from te_grouped_mlp.emulator.operands import TYPES, match, refused, used, written
 
 LOCAL_BASE = 1 << 47
+# First letters of loads, the registers that hold what they loaded, and what to call at a use.
+Loaded = list[tuple[str, set[int], str]]
 
 _DTYPE = {"u": "u", "s": "i", "f": "f"}
 _PREFIX = {"u": "U", "s": "I", "f": "F"}
@@ -33,7 +35,7 @@ class Block:
     """The code of one block."""
 
     def __init__(
-        self, entry: ptx.Entry, index: int, masked: bool, live: int, traced: bool, loaded: set[int]
+        self, entry: ptx.Entry, index: int, masked: bool, live: int, traced: bool, loaded: Loaded
     ) -> None:
         self.entry, self.index, self.masked, self.live, self.traced = (
             entry,
@@ -49,8 +51,7 @@ class Block:
         self.constants: dict[str, np.generic] = {}
         self.temporaries = 0
         self.left = False
-        # Registers that `tcgen05.ld` writes somewhere, and whether a use of them was noted.
-        self.loaded, self.consumed = loaded, not loaded
+        self.loaded, self.noted = loaded, set[str]()
 
     def translate(self) -> None:
         """Fill in the code."""
@@ -59,7 +60,7 @@ class Block:
             if self.traced:
                 self.emit(f"W.trace({self.instruction.line}, {self.instruction.source!r})")
             form, named = match(self.instruction)
-            self._consume()
+            self._note_uses()
             if form.meaning in ("@branch", "@leave"):
                 self._jump()
             elif self.instruction.guard is None:
@@ -70,16 +71,19 @@ class Block:
             self.flush()
             self.emit(f"return {self.index + 1}")
 
-    def _consume(self) -> None:
-        """Note the use of a register that `tcgen05.ld` wrote: the machine has waited for it then.
+    def _note_uses(self) -> None:
+        """Note the first use of what a load brought: the machine has waited for it then.
 
-        The ISA wants `tcgen05.wait::ld` first, which right kernels leave out here.
+        For `tcgen05.ld` the ISA wants a wait, and for `ld.shared` before `st.async` a proxy fence,
+        both of which right kernels leave out where they use the values. A `mov` is no use.
         """
-        if self.instruction.op.startswith("tcgen05.ld"):
-            self.consumed = False
-        elif not self.consumed and used(self.instruction) & self.loaded:
-            self.emit("tensor.wait_load(W)")
-            self.consumed = True
+        for prefix, registers, call in self.loaded:
+            if self.instruction.op.startswith(prefix):
+                self.noted.discard(prefix)
+            elif prefix not in self.noted and not self.instruction.op.startswith("mov."):
+                if used(self.instruction) & registers:
+                    self.emit(call)
+                    self.noted.add(prefix)
 
     def emit(self, text: str) -> None:
         """Append a line."""

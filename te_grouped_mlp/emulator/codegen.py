@@ -41,7 +41,7 @@ def expression(op: str) -> Callable[..., np.ndarray]:
         "@", f"{op} { ({1: '%h', 2: '%h', 4: '%r', 8: '%d'}[size]) }0, {', '.join(names)}"
     )
     entry = ptx.entries(text)["k"]
-    block = Block(entry, 0, False, -1, False, set())
+    block = Block(entry, 0, False, -1, False, [])
     block.translate()
     function, _ = _compile(block, "expression")
     first = match(entry.blocks[0][0])[1]["d"]
@@ -77,8 +77,9 @@ class Program:
         self.functions: dict[tuple[int, bool, bool], Function] = {}
         self.lines: dict[str, list[ptx.Instruction | None]] = {}
         self.live = _liveness(entry)
-        loads = (i for b in entry.blocks for i in b if i.op.startswith("tcgen05.ld"))
-        self.loaded = set().union(*map(written, loads))
+        self.loaded = [("tcgen05.ld", _loaded(entry, "tcgen05.ld"), "tensor.wait_load(W)")]
+        if any(i.op.startswith("st.async") for block in entry.blocks for i in block):
+            self.loaded.append(("ld.shared", _loaded(entry, "ld.shared"), "W.use_loads()"))
 
     def function(self, index: int, masked: bool, traced: bool) -> Function:
         """Return the code of a block."""
@@ -89,6 +90,20 @@ class Program:
             name = f"<ptx {id(self)} {key}>"
             self.functions[key], self.lines[name] = _compile(block, name)
         return self.functions[key]
+
+
+def _loaded(entry: ptx.Entry, prefix: str) -> set[int]:
+    """Return the registers that hold what some loads brought, copies by `mov` included."""
+    every = [i for block in entry.blocks for i in block]
+    found = set().union(*(written(i) for i in every if i.op.startswith(prefix)))
+    moves = [(used(i), written(i)) for i in every if i.op.startswith("mov.")] if found else []
+    before = -1
+    while before != len(found):
+        before = len(found)
+        for source, to in moves:
+            if source & found:
+                found |= to
+    return found
 
 
 def _liveness(entry: ptx.Entry) -> list[int]:

@@ -142,16 +142,18 @@ def store_async(
     warp: Warp, base: Value, offset: int, size: int, values: tuple, at: Value, at_offset: int,
     mask: np.ndarray,
 ) -> None:  # fmt: skip
-    """`st.async` by each active lane."""
+    """`st.async` by each active lane, which takes the asynchronous proxy."""
     for lane in np.flatnonzero(mask):
         cta, to = warp.place(int(spread(base)[lane]) + offset, "st.async")
         if to % (size * len(values)):
             raise Misaligned(f"st.async of {size * len(values)} bytes to shared memory {to:#x}")
-        barrier = barriers.find(warp, int(spread(at)[lane]) + at_offset)
+        barrier = barriers.find(warp, int(spread(at)[lane]) + at_offset, proxy=True)
         if barrier.cta is not cta:
             raise IllegalOperand("st.async to one CTA with the mbarrier of another")
         data = b"".join(spread(v)[lane].tobytes() for v in values)
-        cta.shared.write(cta.cells(to, len(data)), warp.clock, barrier.agent, barrier.phase + 1)
+        cells = cta.cells(to, len(data))
+        ended = warp.cluster.read_ended
+        cta.shared.write(cells, warp.clock, barrier.agent, barrier.phase + 1, True, ended)
         warp.cluster.later("load", _Store(cta, to, data, barrier))
         warp.counts["written", "shared"] += len(data)
     warp.tick()

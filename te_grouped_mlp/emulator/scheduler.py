@@ -58,6 +58,10 @@ class Cluster:
         for cta in self.ctas:
             cta.running = count
 
+    def read_ended(self, agent: int, time: int) -> bool:
+        """Say whether a warp used what it had loaded at one of its times."""
+        return any(w.agent == agent and time in w.used for w in self.all_warps)
+
     def pass_barrier(self) -> None:
         """End the cluster barrier's phase if every warp that still runs has arrived."""
         if self.arrived >= len(self.warps):

@@ -41,6 +41,9 @@ class Warp:
         self.waiting: Any = None
         self.done = False
         self.streams: dict[str, Any] = {}
+        # Times at which all that was loaded from shared memory was also used.
+        self.used: set[int] = set()
+        self.loaded_at = 0
         self._event = (0, 0)
         self._last: Allocation | None = None
 
@@ -66,6 +69,11 @@ class Warp:
         for barrier in self.streams.get("initialised", ()):
             barrier.visible = True
         fence(self.clock, proxy=True)
+
+    def use_loads(self) -> None:
+        """Note that what was loaded from shared memory at this time has come."""
+        if self.loaded_at == self.time:
+            self.used.add(self.time)
 
     def converge(self, mask: np.ndarray) -> None:
         """`bar.warp.sync`: lanes of a warp have one order here."""
@@ -146,7 +154,8 @@ class Warp:
         at = self._shared(base, offset, size * count, mask, "load")
         index = _index(at, size, count)
         cells = index if size == self.cta.granule else self._cells(at, size * count)
-        self.cta.shared.read(cells, self.clock, self.agent, self.time)
+        self.loaded_at = self.time
+        self.cta.shared.read(cells, self.clock, self.agent, self.loaded_at)
         self.counts["read", "shared"] += size * count * (32 if at.ndim else 1)
         return self.cta.views[size][index]
 

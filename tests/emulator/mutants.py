@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from te_grouped_mlp.emulator import EmulationFault, GlobalMemory, Launch, Options
+from te_grouped_mlp.emulator import EmulationFault, GlobalMemory, Launch, Options, execute
 from te_grouped_mlp.emulator.codegen import Program, program
 from te_grouped_mlp.emulator.machine import Machine
 from te_grouped_mlp.emulator.ptx import Immediate, Instruction
@@ -80,6 +80,28 @@ def repeated(mutant: Mutant) -> bool:
     block = mutant.program.entry.blocks[mutant.block]
     near = block[max(mutant.position - 1, 0) : mutant.position + 1]
     return any(i.op == mutant.instruction.op and not i.operands for i in near)
+
+
+# What touches data; a wait after the last of them in every warp only holds the exit back.
+_DATA = ("ld.shared", "ld.global", "st.", "atom", "red.", "cp.async.bulk.tensor", "cp.reduce",
+         "cp.async.c", "tcgen05.ld", "tcgen05.mma", "tcgen05.cp", "clusterlaunchcontrol.try")  # fmt: skip
+
+
+def drains(launch: Launch, memory: GlobalMemory) -> set[int]:
+    """Return the PTX lines that some warp reaches, but none before its last access of data."""
+    seen: dict[tuple[object, int], list[int]] = {}
+    busy: set[int] = set()
+
+    def trace(cta: tuple[int, int, int], warp: int, line: int, source: str) -> None:
+        lines = seen.setdefault((cta, warp), [])
+        op = source.split()[1] if source.startswith("@") else source
+        if op.startswith(_DATA) and not op.startswith(("cp.async.bulk.commit", "cp.async.bulk.wait")):
+            busy.update(lines)
+            lines.clear()
+        lines.append(line)
+
+    execute(launch, memory, Options(races=False, trace=trace))
+    return set().union(*seen.values()) - busy
 
 
 def alarm(
