@@ -19,7 +19,8 @@ from te_grouped_mlp.emulator.formats import U32, U64
 from te_grouped_mlp.emulator.lanes import ALL, Value, first, spread, uniform
 
 if TYPE_CHECKING:
-    from te_grouped_mlp.emulator.warp import Cta, Warp
+    from te_grouped_mlp.emulator.cta import Cta
+    from te_grouped_mlp.emulator.warp import Warp
 
 _MAX_COUNT = (1 << 20) - 1
 
@@ -68,7 +69,7 @@ class MBarrier:
 
 def initialise(warp: Warp, base: Value, offset: int, count: Value, mask: np.ndarray) -> None:
     """`mbarrier.init`."""
-    for lane in _lanes(base, mask):
+    for lane in _lanes(mask):
         cta, at = warp.place(int(spread(base)[lane]) + offset, "mbarrier.init")
         if at % 8:
             raise Misaligned(f"mbarrier at {at:#x}")
@@ -86,7 +87,7 @@ def initialise(warp: Warp, base: Value, offset: int, count: Value, mask: np.ndar
 
 def invalidate(warp: Warp, base: Value, offset: int, mask: np.ndarray) -> None:
     """`mbarrier.inval`."""
-    for lane in _lanes(base, mask):
+    for lane in _lanes(mask):
         barrier = find(warp, int(spread(base)[lane]) + offset)
         del barrier.cta.barriers[barrier.offset]
 
@@ -124,7 +125,7 @@ def find(warp: Warp, address: int, proxy: bool = False) -> MBarrier:
     return barrier
 
 
-def _lanes(value: Value, mask: np.ndarray) -> list[int]:
+def _lanes(mask: np.ndarray) -> list[int]:
     """Return the lanes that act."""
     return np.flatnonzero(mask).tolist()
 
@@ -139,7 +140,7 @@ def arrive(
 ) -> np.generic:
     """`mbarrier.arrive`, by each active lane; the state that it returns is of no use here."""
     same = not base.ndim and all(v is None or not v.ndim for v in (count, expected))
-    lanes = [(first(mask), int(mask.sum()))] if same else [(lane, 1) for lane in _lanes(base, mask)]
+    lanes = [(first(mask), int(mask.sum()))] if same else [(lane, 1) for lane in _lanes(mask)]
     places = spread(base)
     for lane, times in lanes:
         barrier = find(warp, int(places[lane]) + offset)
@@ -156,7 +157,7 @@ def try_wait(warp: Warp, base: Value, offset: int, parity: Value, mask: np.ndarr
         return np.bool_(_passed(warp, int(base) + offset, int(parity)))
     places, parities = spread(base), spread(parity)
     result = np.zeros(32, bool)
-    for lane in _lanes(base, mask):
+    for lane in _lanes(mask):
         result[lane] = _passed(warp, int(places[lane]) + offset, int(parities[lane]))
     return result
 
@@ -207,7 +208,7 @@ def named(warp: Warp, number: Value, threads: Value | None, arrives: bool) -> No
         warp.cluster.progress += 1
 
 
-def cluster_arrive(warp: Warp, relaxed: bool, mask: np.ndarray) -> None:
+def cluster_arrive(warp: Warp, relaxed: bool) -> None:
     """`barrier.cluster.arrive`; a relaxed one releases what was fenced.
 
     Raises:
@@ -245,7 +246,7 @@ def try_cancel(
     mask: np.ndarray,
 ) -> None:
     """`clusterlaunchcontrol.try_cancel`: take over the next cluster that has not begun."""
-    for lane in _lanes(base, mask):
+    for lane in _lanes(mask):
         response, barrier_at = int(spread(base)[lane]) + offset, int(spread(at)[lane]) + at_offset
         following = warp.machine.take_cluster()
         words = ((1 << 64) - 1, 0)

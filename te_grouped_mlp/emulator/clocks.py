@@ -114,9 +114,12 @@ class Shadow:
             self.reads[row][cells] = time
 
     def write(
-        self, cells: Cells, clock: np.ndarray, agent: int, time: int, proxy: bool = False
-    ) -> None:
+        self, cells: Cells, clock: np.ndarray, agent: int, time: int, proxy: bool = False,
+        read_ended: Callable[[int, int], bool] = lambda _agent, _time: False,
+    ) -> None:  # fmt: skip
         """Check a write and remember it; the counterpart of `read`.
+
+        `read_ended` says of a reader's time whether its reads need no fence.
 
         Raises:
             Race, MissingFence: As there; for earlier reads, too.
@@ -136,7 +139,9 @@ class Shadow:
             for row, by in enumerate(self.readers):
                 read = self.reads[row][cells]
                 latest = int(read.max())
-                if clock[half + by] < latest and by != agent:
+                if clock[half + by] >= latest or by == agent:
+                    continue
+                if clock[by] < latest or not read_ended(by, latest):
                     cell = self._where(cells, read == latest)
                     self._fail(cell, by, latest, clock, "written", "read")
         self.writer[cells] = (agent << 32) | time

@@ -15,7 +15,8 @@ from te_grouped_mlp.emulator.lanes import Value, spread
 from te_grouped_mlp.emulator.memory import Allocation, Event
 
 if TYPE_CHECKING:
-    from te_grouped_mlp.emulator.warp import Cta, Warp
+    from te_grouped_mlp.emulator.cta import Cta
+    from te_grouped_mlp.emulator.warp import Warp
 
 
 class Copies:
@@ -93,7 +94,7 @@ def _copies(warp: Warp) -> Copies:
     return warp.streams["copies"]
 
 
-def commit(warp: Warp, mask: np.ndarray) -> None:
+def commit(warp: Warp) -> None:
     """`cp.async.commit_group`."""
     copies = _copies(warp)
     copies.groups.append(copies.open)
@@ -101,7 +102,7 @@ def commit(warp: Warp, mask: np.ndarray) -> None:
     copies.committed += 1
 
 
-def wait(warp: Warp, left: int, mask: np.ndarray) -> None:
+def wait(warp: Warp, left: int) -> None:
     """`cp.async.wait_group`."""
     copies = _copies(warp)
     while len(copies.groups) > left:
@@ -112,7 +113,7 @@ def wait(warp: Warp, left: int, mask: np.ndarray) -> None:
 
 def arrive(warp: Warp, base: Value, offset: int, mask: np.ndarray) -> None:
     """`cp.async.mbarrier.arrive.noinc`: each lane arrives when its copies so far have come."""
-    commit(warp, mask)
+    commit(warp)
     copies = _copies(warp)
     while copies.groups:
         for each in copies.groups.pop(0):
@@ -141,16 +142,18 @@ def store_async(
     warp: Warp, base: Value, offset: int, size: int, values: tuple, at: Value, at_offset: int,
     mask: np.ndarray,
 ) -> None:  # fmt: skip
-    """`st.async` by each active lane."""
+    """`st.async` by each active lane, which takes the asynchronous proxy."""
     for lane in np.flatnonzero(mask):
         cta, to = warp.place(int(spread(base)[lane]) + offset, "st.async")
         if to % (size * len(values)):
             raise Misaligned(f"st.async of {size * len(values)} bytes to shared memory {to:#x}")
-        barrier = barriers.find(warp, int(spread(at)[lane]) + at_offset)
+        barrier = barriers.find(warp, int(spread(at)[lane]) + at_offset, proxy=True)
         if barrier.cta is not cta:
             raise IllegalOperand("st.async to one CTA with the mbarrier of another")
         data = b"".join(spread(v)[lane].tobytes() for v in values)
-        cta.shared.write(cta.cells(to, len(data)), warp.clock, barrier.agent, barrier.phase + 1)
+        cells = cta.cells(to, len(data))
+        ended = warp.cluster.read_ended
+        cta.shared.write(cells, warp.clock, barrier.agent, barrier.phase + 1, True, ended)
         warp.cluster.later("load", _Store(cta, to, data, barrier))
         warp.counts["written", "shared"] += len(data)
     warp.tick()

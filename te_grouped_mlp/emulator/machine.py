@@ -9,7 +9,16 @@ from collections import Counter, deque
 
 import numpy as np
 
-from te_grouped_mlp.emulator import barriers, codegen, copies, tensor_memory, tma, warp
+from te_grouped_mlp.emulator import (
+    barriers,
+    codegen,
+    copies,
+    cta,
+    tensor_core,
+    tensor_memory,
+    tma,
+    warp,
+)
 from te_grouped_mlp.emulator.launch import Launch, parameter_sizes
 from te_grouped_mlp.emulator.memory import Allocation, GlobalMemory
 from te_grouped_mlp.emulator.options import Options
@@ -20,9 +29,10 @@ from te_grouped_mlp.emulator.scheduler import Cluster, Scheduler
 SHARED_BYTES = 233472
 _SPACES = ("global", "shared", "local", "tensor")
 
-codegen.NAMESPACE.update(tma=tma, tensor=tensor_memory, barriers=barriers, copies=copies)
-codegen.NAMESPACE.update({k: v for k, v in vars(warp).items() if k.endswith("_window")})
-codegen.NAMESPACE.update({k: v for k, v in vars(warp).items() if k.startswith(("to_", "map_"))})
+codegen.NAMESPACE.update(tma=tma, tensor=tensor_memory, core=tensor_core)
+codegen.NAMESPACE.update(barriers=barriers, copies=copies)
+codegen.NAMESPACE.update({k: v for k, v in vars(cta).items() if k.endswith("_window")})
+codegen.NAMESPACE.update({k: v for k, v in vars(cta).items() if k.startswith(("to_", "map_"))})
 
 
 def execute(launch: Launch, memory: GlobalMemory, options: Options = Options()) -> Report:  # noqa: B008
@@ -122,7 +132,7 @@ def _check(launch: Launch, program: codegen.Program) -> None:
 
 
 def _layout(launch: Launch, program: codegen.Program) -> tuple[dict[str, int], int]:
-    symbols, offset = {}, warp.SHARED_BASE
+    symbols, offset = {}, cta.SHARED_BASE
     arrays = sorted(program.entry.shared.items(), key=lambda item: item[1][1] == 0)
     for name, (align, size) in arrays:
         offset = -(-offset // align) * align

@@ -14,9 +14,10 @@ import numpy as np
 from te_grouped_mlp.emulator import tensor_memory
 from te_grouped_mlp.emulator.clocks import Clocks, join
 from te_grouped_mlp.emulator.codegen import EXIT
+from te_grouped_mlp.emulator.cta import Cta
 from te_grouped_mlp.emulator.faults import Deadlock, EmulationFault, Endless, UnfinishedAsync
 from te_grouped_mlp.emulator.lanes import ALL
-from te_grouped_mlp.emulator.warp import Cta, Warp
+from te_grouped_mlp.emulator.warp import Warp
 
 if TYPE_CHECKING:
     from te_grouped_mlp.emulator.machine import Machine
@@ -56,6 +57,10 @@ class Cluster:
         self.all_warps = list(self.warps)
         for cta in self.ctas:
             cta.running = count
+
+    def read_ended(self, agent: int, time: int) -> bool:
+        """Say whether a warp used what it had loaded at one of its times."""
+        return any(w.agent == agent and time in w.used for w in self.all_warps)
 
     def pass_barrier(self) -> None:
         """End the cluster barrier's phase if every warp that still runs has arrived."""

@@ -1,61 +1,21 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""CTAs and warps: what generated code loads from, stores to, and waits with."""
+"""Warps: what generated code loads from, stores to, and waits with."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from te_grouped_mlp.emulator.clocks import Clocks, Shadow, fence
-from te_grouped_mlp.emulator.codegen import EXIT, LOCAL_BASE
-from te_grouped_mlp.emulator.faults import IllegalOperand, Misaligned, OutOfBounds
+from te_grouped_mlp.emulator.block import LOCAL_BASE
+from te_grouped_mlp.emulator.clocks import Clocks, fence
+from te_grouped_mlp.emulator.codegen import EXIT
+from te_grouped_mlp.emulator.cta import OFFSET_MASK, RANK_SHIFT, SHARED_BASE, Cta
+from te_grouped_mlp.emulator.faults import Misaligned, OutOfBounds
 from te_grouped_mlp.emulator.formats import U8, U32, U64
 from te_grouped_mlp.emulator.lanes import ALL, LANES, POISON, UNSIGNED, Value, first, spread
 from te_grouped_mlp.emulator.memory import Allocation, Event
-
-if TYPE_CHECKING:
-    from te_grouped_mlp.emulator.scheduler import Cluster
-
-# The first KiB of shared memory is the system's.
-SHARED_BASE = 1024
-# Shared memory in the generic address space; the rank in the cluster lies above bit 24.
-SHARED_WINDOW = 1 << 48
-RANK_SHIFT = 24
-_OFFSET = (1 << RANK_SHIFT) - 1
-
-
-class Cta:
-    """A CTA: shared memory, barriers and tensor memory, empty at start."""
-
-    def __init__(self, cluster: Cluster, rank: int, coordinates: tuple[int, int, int]) -> None:
-        self.cluster, self.rank, self.coordinates = cluster, rank, coordinates
-        self.size, self.granule = cluster.shared_size, cluster.granule
-        self.bytes = np.full(-(-self.size // 16) * 16, 0xFF, U8)
-        self.shared = Shadow(
-            cluster.clocks, len(self.bytes) // self.granule,
-            lambda cell: f"shared memory {cell * self.granule:#x} of CTA {rank}",
-        )  # fmt: skip
-        self.views = {n: self.bytes.view(t) for n, t in UNSIGNED.items()}
-        self.chunks = self.bytes.view(U64).reshape(-1, 2)
-        self.barriers: dict[int, Any] = {}
-        self.named: dict[int, Any] = {}
-        self.tensor: Any = None
-        self.running = 0
-
-    def cells(self, offset: int, size: int) -> slice:
-        """Return the shadow's cells of a range of bytes.
-
-        Raises:
-            OutOfBounds: It is not in the CTA's shared memory.
-        """
-        if offset < SHARED_BASE or offset + size > self.size:
-            text = f"shared memory {offset:#x} to {offset + size:#x} of CTA {self.rank}"
-            raise OutOfBounds(f"{text}, which has {SHARED_BASE:#x} to {self.size:#x}")
-        if not self.running:
-            raise OutOfBounds(f"shared memory of CTA {self.rank}, which has exited")
-        return slice(offset // self.granule, -(-(offset + size) // self.granule))
 
 
 class Warp:
@@ -66,7 +26,7 @@ class Warp:
         self.cta, self.number, self.cluster = cta, number, cluster
         self.machine, self.memory = cluster.machine, cluster.machine.memory
         self.counts = self.machine.counts
-        inside = LANES < threads - 32 * number
+        inside = threads - 32 * number > LANES
         self.pc: int | np.ndarray = 0 if inside.all() else np.where(inside, 0, EXIT)
         self.R: list = list(self.machine.poison)
         self.special = _special(cta, number)
@@ -81,6 +41,9 @@ class Warp:
         self.waiting: Any = None
         self.done = False
         self.streams: dict[str, Any] = {}
+        # Times at which all that was loaded from shared memory was also used.
+        self.used: set[int] = set()
+        self.loaded_at = 0
         self._event = (0, 0)
         self._last: Allocation | None = None
 
@@ -106,6 +69,11 @@ class Warp:
         for barrier in self.streams.get("initialised", ()):
             barrier.visible = True
         fence(self.clock, proxy=True)
+
+    def use_loads(self) -> None:
+        """Note that what was loaded from shared memory at this time has come."""
+        if self.loaded_at == self.time:
+            self.used.add(self.time)
 
     def converge(self, mask: np.ndarray) -> None:
         """`bar.warp.sync`: lanes of a warp have one order here."""
@@ -164,7 +132,7 @@ class Warp:
         rank = address >> RANK_SHIFT
         if not 0 <= rank < len(self.cluster.ctas):
             raise OutOfBounds(f"{what} at shared address {address:#x}, which names no CTA")
-        return self.cluster.ctas[rank], address & _OFFSET
+        return self.cluster.ctas[rank], address & OFFSET_MASK
 
     def _shared(self, base: Value, offset: int, size: int, mask: np.ndarray, what: str) -> Value:
         at = base.astype(np.int64) + offset
@@ -186,7 +154,8 @@ class Warp:
         at = self._shared(base, offset, size * count, mask, "load")
         index = _index(at, size, count)
         cells = index if size == self.cta.granule else self._cells(at, size * count)
-        self.cta.shared.read(cells, self.clock, self.agent, self.time)
+        self.loaded_at = self.time
+        self.cta.shared.read(cells, self.clock, self.agent, self.loaded_at)
         self.counts["read", "shared"] += size * count * (32 if at.ndim else 1)
         return self.cta.views[size][index]
 
@@ -326,35 +295,3 @@ def poison(entry: Any, widths: dict[str, int]) -> list:
     """Return what the registers of an entry hold before anything is written to them."""
     wide = (POISON[8], POISON[8])
     return [wide if widths[t] == 16 else POISON[widths[t]] for _, t in entry.registers]
-
-
-def global_window(_: Warp, address: Value) -> Value:
-    """`cvta.global`: global addresses are generic addresses."""
-    return address
-
-
-param_window = local_window = to_global = global_window
-
-
-def shared_window(_: Warp, address: Value) -> Value:
-    """`cvta.shared`."""
-    return address + U64(SHARED_WINDOW)
-
-
-def to_shared(_: Warp, address: Value) -> Value:
-    """`cvta.to.shared`.
-
-    Raises:
-        IllegalOperand: It is no address of shared memory.
-    """
-    if (address < U64(SHARED_WINDOW)).any():
-        raise IllegalOperand("a generic address outside of shared memory is taken for one inside")
-    return address - U64(SHARED_WINDOW)
-
-
-to_shared_cta = to_shared_cluster = to_shared
-
-
-def map_to_rank(_: Warp, address: Value, rank: Value) -> Value:
-    """`mapa`: the same offset in another CTA of the cluster."""
-    return (address & U32(_OFFSET)) | (rank << U32(RANK_SHIFT))
