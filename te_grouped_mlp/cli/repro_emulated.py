@@ -38,7 +38,6 @@ ROWS = 256
 """What the frontend's kernels take: multiples of this many rows."""
 
 _OURS = "this project"
-_LAST_LINES = 6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +82,9 @@ def run(args: argparse.Namespace, compare: Callable[..., Any]) -> int:
     if output.shows_text(args.json):
         _print(cases, args)
     keys = ("activation", "extent", "fill", "rel_err", "non_finite", "bitwise_equal")
-    rows = [{"op" if key == "extent" else key: getattr(case, key) for key in keys} for case in cases]
+    rows = [
+        {"op" if key == "extent" else key: getattr(case, key) for key in keys} for case in cases
+    ]
     output.write_json(args.json, {"cases": rows, "ok": good})
     return 0 if good else 1
 
@@ -152,7 +153,11 @@ def _outputs(
     command = [sys.executable, "-m", padded_step.__name__, str(source), str(results)]
     with errors.open("w") as log:
         process = subprocess.Popen(
-            command, env=child_environment(switches, child.tree), stdout=subprocess.PIPE, stderr=log, text=True
+            command,
+            env=child_environment(switches, child.tree),
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
         )
         assert process.stdout is not None
         try:
@@ -165,8 +170,8 @@ def _outputs(
         finally:
             code = process.wait()
     if code:
-        last = " | ".join(errors.read_text(errors="replace").splitlines()[-_LAST_LINES:])
-        raise CommandError(f"{child.title}: the process ended with {code}: {last}")
+        lines = errors.read_text(errors="replace").splitlines() or ["no message"]
+        raise CommandError(f"{child.title}: the process ended with {code}: {lines[-1]}")
     found: dict[str, Any] = torch.load(results)
     return found
 
@@ -181,9 +186,7 @@ def _upstream(path: Path | None, folder: Path) -> tuple[Path | None, str]:
     root = installed_te.te_root()
     assert root is not None
     tree = folder / "te"
-    shutil.copytree(
-        root, tree / "transformer_engine", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    shutil.copytree(root, tree / "transformer_engine", ignore=shutil.ignore_patterns("__pycache__"))
     (tree / MODULE).write_bytes(text)
     return tree, path.name.removesuffix(".whl").removesuffix("-py3-none-any")
 

@@ -130,11 +130,19 @@ def posing(allocate: Allocate) -> Iterator[None]:
         "device": lambda *_: null(),
     }
     # What the frontend asks instead, where torch has it: only a build for CUDA does.
-    raw = mock.patch.object(
-        torch._C, "_cuda_getCurrentRawStream", lambda _index: STREAM.cuda_stream, create=True
-    )
-    with mock.patch.multiple(torch.cuda, **answers), raw, _Posing(allocate):
+    raw = mock.patch.object(torch._C, "_cuda_getCurrentRawStream", _raw_stream, create=True)
+    # By its name on the class: torch would refuse the stream before any mode is asked.
+    recorded = mock.patch.object(torch.Tensor, "record_stream", _nothing, create=True)
+    with mock.patch.multiple(torch.cuda, **answers), raw, recorded, _Posing(allocate):
         yield
+
+
+def _raw_stream(_index: int) -> int:
+    return STREAM.cuda_stream
+
+
+def _nothing(*_: Any) -> None:
+    pass
 
 
 class _Posing(TorchFunctionMode):
@@ -151,8 +159,6 @@ class _Posing(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if function == torch.Tensor.is_cuda.__get__:
             return True
-        if function is torch.Tensor.record_stream:
-            return None
         if str(kwargs.get("device", "")).startswith("cuda"):
             kwargs["device"] = "cpu"
         if function in _FRESH:

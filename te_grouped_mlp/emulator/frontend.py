@@ -14,6 +14,9 @@ import torch
 
 from te_grouped_mlp.emulator import fake_cuda, runtime
 from te_grouped_mlp.emulator.host import EmulatedGpu
+from te_grouped_mlp.emulator.tensors import ALIGNMENT
+
+_WORKSPACE = "descriptor_workspace"
 
 
 class EmulatedFrontend:
@@ -53,6 +56,10 @@ class EmulatedFrontend:
         def run(*args: Any, **kwargs: Any) -> Any:
             if kwargs.get("current_stream", 0) is None:
                 kwargs["current_stream"] = fake_cuda.STREAM.cuda_stream
+            workspace = kwargs.get(_WORKSPACE)
+            if workspace is not None and workspace.data_ptr() % ALIGNMENT:
+                # As CUDA's allocator would have aligned it; nothing is kept in it between launches.
+                kwargs[_WORKSPACE] = self._gpu.empty(workspace.shape, workspace.dtype)
             # Some arguments reach a kernel by their address alone.
             self._arguments = [*args, *kwargs.values()]
             try:

@@ -156,9 +156,10 @@ def _native_rows() -> Iterator[LaunchCase]:
 
 def _native_weight_gradients() -> Iterator[LaunchCase]:
     dtypes = (torch.float32, torch.bfloat16)
-    kinds = ((Kernel.FC2_WGRAD, Activation.SWIGLU), *((Kernel.FC1_WGRAD, k) for k in (
-        Activation.SWIGLU, Activation.SRELU
-    )))
+    kinds = (
+        (Kernel.FC2_WGRAD, Activation.SWIGLU),
+        *((Kernel.FC1_WGRAD, k) for k in (Activation.SWIGLU, Activation.SRELU)),
+    )
     for (kernel, kind), dtype, accumulate in itertools.product(kinds, dtypes, (False, True)):
         yield LaunchCase(kernel, kind, dtype=dtype, accumulate=accumulate)
     yield LaunchCase(Kernel.FC2_WGRAD, descending=True)

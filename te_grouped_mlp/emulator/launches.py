@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from te_grouped_mlp.emulator.launch_cases import FFN, GROUPS, ROWS, SPLITS, H, LaunchCase
+from te_grouped_mlp.op import environment
 from te_grouped_mlp.op.activations import ActivationSpec
 from te_grouped_mlp.op.backends import CLASSES
 from te_grouped_mlp.op.backends.base import Backend, DactEpilogue, Fc1Epilogue, GemmEpilogue
@@ -79,6 +81,13 @@ class Maker:
     def __init__(self, backend: Backend, env: Environment, seed: int = 0) -> None:
         self._backend, self._env = backend, env
         self._random = torch.Generator().manual_seed(seed)
+
+    @classmethod
+    def of(cls, case: LaunchCase, seed: int = 0) -> Maker:
+        """Return one for a launch in a process that emulates a GPU."""
+        env = environment.current()
+        named = dataclasses.replace(env.switches, backend=case.backend)
+        return cls(backend_of(case.backend), dataclasses.replace(env, switches=named), seed)
 
     def run(self, case: LaunchCase) -> Values:
         """Make one launch; returns its results."""

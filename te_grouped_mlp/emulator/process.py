@@ -10,6 +10,7 @@ Passes that are written in Triton run through its interpreter.
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import inspect
 import sys
@@ -17,11 +18,25 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from te_grouped_mlp.op import emulated
-from te_grouped_mlp.op.environment import EMULATE_SWITCH, interpret_triton
+from te_grouped_mlp.op.environment import EMULATE_SWITCH, interpret_triton, set_emulation
 from te_grouped_mlp.op.packages import WRAPPERS
 
 _PACKAGES = {"cutlass": "nvidia-cutlass-dsl", "quack": "quack-kernels", "triton": "triton"}
 _REMEDY = "pip install 'te-grouped-mlp[emulate]'"
+
+
+def start() -> Any:
+    """Import Transformer Engine in emulation and return the emulated GPU, whatever the shell says.
+
+    Raises:
+        ImportError, RuntimeError: As `enter`.
+    """
+    set_emulation()
+    from te_grouped_mlp.integration import overlay
+
+    overlay.activate()
+    importlib.import_module("transformer_engine.pytorch")
+    return enter()
 
 
 @functools.cache

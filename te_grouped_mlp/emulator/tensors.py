@@ -217,14 +217,14 @@ class Allocations:
 
 
 def _living_tensors() -> Iterator[torch.Tensor]:
+    """Yield every CPU tensor of the process that has memory."""
     for found in gc.get_objects():
         # Proxies of other packages answer isinstance by importing what they stand for.
-        if issubclass(type(found), torch.Tensor) and found.device.type == "cpu":
-            try:
-                if found.layout is torch.strided:
-                    yield found
-            except RuntimeError:
-                continue
+        if not issubclass(type(found), torch.Tensor) or found.device.type != "cpu":
+            continue
+        with contextlib.suppress(RuntimeError, NotImplementedError):
+            found.untyped_storage().data_ptr()  # a wrapper of other tensors has none
+            yield found
 
 
 def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:

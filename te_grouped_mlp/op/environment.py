@@ -234,6 +234,11 @@ def emulation_requested() -> bool:
     return value == "sm100"
 
 
+def set_emulation() -> None:
+    """Set `NVTE_GROUPED_MLP_EMULATE` for this process, before Transformer Engine is imported."""
+    os.environ[EMULATE_SWITCH] = "sm100"
+
+
 def child_environment(changes: Mapping[str, str], first: Path | None = None) -> dict[str, str]:
     """Return the variables for a process of ours: this one's without its NVTE_*, and `changes`.
 

@@ -33,11 +33,11 @@ def main(level: str, source: str, target: str) -> None:
 
 
 def _maker(fake_cuda: Any) -> tuple[Any, dict[str, frozenset[str]]]:
+    from te_grouped_mlp.emulator.launches import Maker
     from te_grouped_mlp.op import environment, packages
     from te_grouped_mlp.op.backends.cudnn import signatures, streams
     from te_grouped_mlp.op.backends.cudnn.backend import CudnnBackend
     from te_grouped_mlp.op.backends.cudnn.capability import Host
-    from tests.op.backends.cudnn.launch_cases import Maker
 
     class Backend(CudnnBackend):
         host = Host(device="cpu", standalone=True)
@@ -51,7 +51,7 @@ def _maker(fake_cuda: Any) -> tuple[Any, dict[str, frozenset[str]]]:
 
 def _run(maker: Any, case: Any, fault: str, launches: list[Launch]) -> Result:
     from te_grouped_mlp.op.backends.cudnn import streams
-    from tests.op.backends.cudnn.launch_cases import FAULTS
+    from tests.op.backends.cudnn.faults import FAULTS
 
     inner = streams.launch
 
