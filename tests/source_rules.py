@@ -75,6 +75,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
         "op.extension",
         "op.tensors.stacking",
         "op.activations",
+        "op.emulated",
         "op.layout",
         "op.packages",
         "op.environment",
@@ -89,6 +90,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
         "op.kernels.group_reductions_kernels",
     ),
     ("integration.standalone",),
+    ("emulator",),
     ("integration.overlay",),
     ("op.problem",),
     ("op.plan",),
@@ -125,6 +127,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("integration.upstream_api",),
     ("_fork",),
     ("patches",),
+    ("emulator.process", "emulator.launches", "emulator.own_launches"),
     ("measure", "cli", "_command"),
 )
 UPWARD_ALLOWED = {

@@ -230,7 +230,7 @@ def is_supported(*, gated: bool) -> bool:
         activation=activation,
         recipe=RecipeKind.MXFP8,
         recipe_detail="",
-        device="cuda" if env.sm else "cpu",
+        device="cuda" if env.sm and not env.emulated else "cpu",
         dtype=DType.BFLOAT16,
     )
     return selection.choose(problem, env) is not None or upstream.is_supported(gated=gated)
