@@ -208,6 +208,14 @@ def named(warp: Warp, number: Value, threads: Value | None, arrives: bool) -> No
         warp.cluster.progress += 1
 
 
+def check_exit(cta: Cta) -> None:
+    """Fault if a CTA ends with arrivals at a barrier that nobody waits for."""
+    for number, barrier in cta.named.items():
+        if barrier.threads:
+            text = f"{barrier.threads} of {barrier.expected} threads at barrier {number}"
+            raise BarrierMisuse(f"CTA {cta.coordinates} exits with {text}")
+
+
 def cluster_arrive(warp: Warp, relaxed: bool) -> None:
     """`barrier.cluster.arrive`; a relaxed one releases what was fenced.
 

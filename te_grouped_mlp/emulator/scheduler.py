@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from te_grouped_mlp.emulator import tensor_memory
+from te_grouped_mlp.emulator import barriers, tensor_memory
 from te_grouped_mlp.emulator.clocks import Clocks, join
 from te_grouped_mlp.emulator.codegen import EXIT
 from te_grouped_mlp.emulator.cta import Cta
@@ -101,7 +101,7 @@ class Cluster:
         """Let a warp end, and check that it leaves nothing behind.
 
         Raises:
-            UnfinishedAsync: It did.
+            UnfinishedAsync, BarrierMisuse: It did.
         """
         warp.done = True
         self.warps.remove(warp)
@@ -114,6 +114,7 @@ class Cluster:
         warp.cta.running -= 1
         if warp.cta.running == 0:
             tensor_memory.check_exit(warp.cta)
+            barriers.check_exit(warp.cta)
         if self.warps:
             self.pass_barrier()
         elif self.loads or self.tensor:

@@ -95,7 +95,9 @@ def drains(launch: Launch, memory: GlobalMemory) -> set[int]:
     def trace(cta: tuple[int, int, int], warp: int, line: int, source: str) -> None:
         lines = seen.setdefault((cta, warp), [])
         op = source.split()[1] if source.startswith("@") else source
-        if op.startswith(_DATA) and not op.startswith(("cp.async.bulk.commit", "cp.async.bulk.wait")):
+        if op.startswith(_DATA) and not op.startswith(
+            ("cp.async.bulk.commit", "cp.async.bulk.wait")
+        ):
             busy.update(lines)
             lines.clear()
         lines.append(line)
