@@ -165,7 +165,8 @@ def try_wait(warp: Warp, base: Value, offset: int, parity: Value, mask: np.ndarr
 def _passed(warp: Warp, address: int, parity: int) -> bool:
     barrier = find(warp, address)
     if barrier.phase & 1 == parity & 1:
-        warp.waiting = ("mbarrier", barrier, barrier.phase)
+        if not warp.cluster.impatient():
+            warp.waiting = ("mbarrier", barrier, barrier.phase)
         return False
     join(warp.clock, barrier.released)
     return True

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 # Rounds in which waits may time out, without anything else happening, before it is a deadlock.
 _PATIENCE = 4
-# In the schedule "random": how many blocks a warp runs on at most, and how often work completes.
-_QUANTUM, _COMPLETES = 24, 0.2
+# In the schedule "random": how many blocks a warp runs on at most, and how often work completes, and how
+# often a wait times out.
+_QUANTUM, _COMPLETES, _TIMES_OUT = 24, 0.2, 0.3
 
 
 class Work(Protocol):
@@ -51,12 +52,17 @@ class Cluster:
         self.tensor: deque[Work] = deque()
         self.stores: list[Work] = []
         self.schedule = machine.options.schedule
+        self.random: random.Random | None = None
         self.ctas = [Cta(self, rank, at) for rank, at in enumerate(coordinates)]
         count = -(-machine.threads // 32)
         self.warps = [Warp(cta, w, machine.threads) for cta in self.ctas for w in range(count)]
         self.all_warps = list(self.warps)
         for cta in self.ctas:
             cta.running = count
+
+    def impatient(self) -> bool:
+        """Say whether a wait at an mbarrier times out at once, as it may: at random."""
+        return self.random is not None and self.random.random() < _TIMES_OUT
 
     def read_ended(self, agent: int, time: int) -> bool:
         """Say whether a warp used what it had loaded at one of its times."""
@@ -157,6 +163,7 @@ class Scheduler:
             following = self.machine.start_cluster()
             if following is None:
                 break
+            following.random = self.random
             self.resident.append(following)
         return bool(self.resident)
 
