@@ -35,6 +35,9 @@ KERNELS_STAMP := $(VENV)/.kernels
 SETTINGS := $(VENV)/.settings
 BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt te_grouped_mlp.pth $(shell find csrc -type f)
 
+# The tests and the wheel have the C++ extension, or fail here.
+export TE_GROUPED_MLP_REQUIRE_EXTENSION := 1
+
 .PHONY: help venv repro test test-slow test-torch test-gpu lint bench wheel aarch64 clean FORCE
 .DEFAULT_GOAL := help
 
@@ -90,7 +93,7 @@ test-slow:
 # The tests that lean most on torch, for another one in an environment of its own.
 test-torch: export TE_GROUPED_MLP_REQUIRE_KERNELS :=
 test-torch: $(DEV_STAMP)
-	$(PYTEST) tests/cli tests/op/gpu tests/overlay tests/standalone $(PYTEST_ARGS)
+	$(PYTEST) tests/cli tests/op/gpu tests/integration/overlay tests/integration/standalone $(PYTEST_ARGS)
 
 # With PY=<python> it takes that environment as it is, and installs nothing.
 test-gpu: $(if $(filter command line,$(origin PY)),,$(KERNELS_STAMP))

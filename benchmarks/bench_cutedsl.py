@@ -23,10 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch  # noqa: E402
 
 from benchmarks import gpu_tiles  # noqa: E402
-from te_grouped_mlp.bench import gpu, layer  # noqa: E402
-from te_grouped_mlp.bench.race import is_green  # noqa: E402
-from te_grouped_mlp.bench.shapes import SHAPES, Shape, inputs  # noqa: E402
-from te_grouped_mlp.bench.timing import Clock  # noqa: E402
+from te_grouped_mlp.measure.bench import gpu, layer  # noqa: E402
+from te_grouped_mlp.measure.bench.interleaved import is_green  # noqa: E402
+from te_grouped_mlp.measure.bench.shapes import SHAPES, Shape, inputs  # noqa: E402
+from te_grouped_mlp.measure.bench.timing import Clock  # noqa: E402
 from te_grouped_mlp.op.backends.cutedsl.compile import compile_ahead  # noqa: E402
 
 Report = dict[str, Any]

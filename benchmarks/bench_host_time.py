@@ -49,8 +49,9 @@ import transformer_engine_torch as tex  # noqa: E402
 from transformer_engine.pytorch.ops.fuser import OperationFuser  # noqa: E402
 from transformer_engine.pytorch.ops.op import FusedOperation  # noqa: E402
 
-from te_grouped_mlp.op import te_adapter, weight_gradient  # noqa: E402
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend  # noqa: E402
+from te_grouped_mlp.op.step import weight_gradient  # noqa: E402
+from te_grouped_mlp.op.te import adapter  # noqa: E402
 from tests.support import step  # noqa: E402
 from tests.support.step import StepCase  # noqa: E402
 
@@ -162,7 +163,7 @@ class EmptyOp(FusedOperation):
     def fuser_backward(self, *_args: Any, **_unused: Any) -> Any:
         """Return ready-made gradients; TE's placeholders for main_grad are due at each call."""
         for linear in self.basic_ops[0], self.basic_ops[2]:
-            te_adapter.placeholder_grads(te_adapter.parameters(linear))
+            adapter.placeholder_grads(adapter.parameters(linear))
         return self.results["gradients"]
 
 

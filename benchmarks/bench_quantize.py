@@ -20,7 +20,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from te_grouped_mlp import _C
-from te_grouped_mlp.op.capacity import span
+from te_grouped_mlp.op.tensors.capacity import span
 from tests.csrc import naive_mxfp8
 
 Buffers = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]

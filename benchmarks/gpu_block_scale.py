@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 import torch
 
-from te_grouped_mlp.bench.timing import Clock
-from te_grouped_mlp.op import block_scale
-from te_grouped_mlp.op.block_scale import Config
+from te_grouped_mlp.measure.bench.timing import Clock
+from te_grouped_mlp.op.kernels import block_scale
+from te_grouped_mlp.op.kernels.block_scale import Config
 
 SHAPES = ((16384, 2048), (16384, 8192), (65536, 2048))
 GROUPS = 8
@@ -131,8 +131,8 @@ def measure(clock: Clock, form: str, rows: int, cols: int) -> None:
 
 def host_times() -> None:
     """Print the host time of one call of each: the best of ten means of fifty calls."""
-    from te_grouped_mlp.standalone import replacements
-    from te_grouped_mlp.standalone.tex import offsets
+    from te_grouped_mlp.integration.standalone import replacements
+    from te_grouped_mlp.integration.standalone.tex import offsets
 
     splits = torch.full((64,), 128, dtype=torch.int64, device="cuda")
     weights = [torch.nn.Parameter(torch.empty(64, 64, device="cuda")) for _ in range(64)]

@@ -23,7 +23,7 @@ os.environ.setdefault("NVTE_GROUPED_MLP_STANDALONE", "1")
 import torch
 
 from benchmarks import bench_host_time as host
-from te_grouped_mlp.bench.timing import Clock
+from te_grouped_mlp.measure.bench.timing import Clock
 from tests.support import step
 from tests.support.step import StepCase
 

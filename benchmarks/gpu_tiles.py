@@ -7,8 +7,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from te_grouped_mlp.bench.layer import step_keys
-from te_grouped_mlp.bench.shapes import Shape
+from te_grouped_mlp.measure.bench.layer import step_keys
+from te_grouped_mlp.measure.bench.shapes import Shape
 from te_grouped_mlp.op.backends.cutedsl.config import Op, Tile
 from te_grouped_mlp.op.backends.cutedsl.keys import KernelKey
 from te_grouped_mlp.op.formats import DType

@@ -27,8 +27,9 @@ os.environ.setdefault("NVTE_GROUPED_MLP_STANDALONE", "1")
 import torch
 
 from benchmarks import bench_host_time as host
-from te_grouped_mlp.op import environment, packages, te_adapter
+from te_grouped_mlp.op import environment, packages
 from te_grouped_mlp.op.backends.cutedsl import arguments, backend, capability, launch
+from te_grouped_mlp.op.te import adapter
 from tests.support import step
 from tests.support.step import StepCase
 
@@ -48,7 +49,7 @@ def pretend_gpu() -> None:
     environment.package_versions = lambda: VERSIONS
     environment.frontend_wrappers = lambda: NO_FRONTEND
     arguments.require_bf16 = _bf16
-    te_adapter.host_splits = backend.prepare = _nothing
+    adapter.host_splits = backend.prepare = _nothing
     backend.target_arch = launch.kernels.target_arch = lambda: 9
     launch.kernels.kernel = lambda _key: _nothing
     launch._active_clusters = lambda *_: 66

@@ -8,7 +8,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from te_grouped_mlp import overlay
+from te_grouped_mlp.integration import overlay
 
 
 def hand_over(name: str) -> bool:

@@ -10,22 +10,27 @@ __version__ = "0.1.0"
 
 # Public name -> the module that holds it.
 _PUBLIC = {
-    "activate": "te_grouped_mlp.overlay",
-    "assert_active": "te_grouped_mlp.overlay",
-    "assert_fused": "te_grouped_mlp.op.decisions",
-    "explain": "te_grouped_mlp.op.decisions",
+    "activate": "te_grouped_mlp.integration.overlay",
+    "assert_active": "te_grouped_mlp.integration.overlay",
+    "assert_fused": "te_grouped_mlp.op.explain",
+    "explain": "te_grouped_mlp.op.explain",
 }
-_SUBMODULES = ("op", "overlay", "patches", "standalone")
+# Subpackage or module by the name under which users reach it -> where it lies.
+_SUBMODULES = {
+    "op": "te_grouped_mlp.op",
+    "overlay": "te_grouped_mlp.integration.overlay",
+    "patches": "te_grouped_mlp.patches",
+    "standalone": "te_grouped_mlp.integration.standalone",
+}
 
 __all__ = ["__version__", "activate", "assert_active", "assert_fused", "explain"]
 
 # What type checkers read as true; `typing` itself would cost more than this whole module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from te_grouped_mlp.op.decisions import assert_fused as assert_fused
-    from te_grouped_mlp.op.decisions import explain as explain
-    from te_grouped_mlp.overlay import activate as activate
-    from te_grouped_mlp.overlay import assert_active as assert_active
+    from te_grouped_mlp.integration.overlay import activate, assert_active
+    from te_grouped_mlp.op.explain import assert_fused as assert_fused
+    from te_grouped_mlp.op.explain import explain as explain
 else:
 
     def __getattr__(name):
@@ -35,7 +40,7 @@ else:
         if name in _PUBLIC:
             return getattr(importlib.import_module(_PUBLIC[name]), name)
         if name in _SUBMODULES:
-            return importlib.import_module(f"te_grouped_mlp.{name}")
+            return importlib.import_module(_SUBMODULES[name])
         raise AttributeError(f"module 'te_grouped_mlp' has no attribute {name!r}")
 
 

@@ -32,7 +32,7 @@ class OverlayFinder:
         """Answer for a module of TE, or return None so that the next finder is asked."""
         if not fullname.startswith("transformer_engine"):
             return None
-        from te_grouped_mlp import overlay
+        from te_grouped_mlp.integration import overlay
 
         return overlay.find_spec(fullname, path, target)
 

@@ -59,7 +59,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def _skip_beside_the_extension(item: pytest.Item, major: int | None) -> None:
     """Skip what Transformer Engine refuses, or replaces, where its extension is installed."""
-    from te_grouped_mlp.standalone import loader
+    from te_grouped_mlp.integration.standalone import loader
 
     if loader.should_start(True)[0]:
         return

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import te_grouped_mlp
-from te_grouped_mlp import host
+from te_grouped_mlp.integration import installed_te
 
 # How a group count is spelled: a name, or the length of the splits.
 _COUNT = (
@@ -35,7 +35,7 @@ CAPABILITY = r"get_device_(?:compute_)?capability"
 _ASKERS = (
     "op/environment.py",
     "_bootstrap.py",
-    "standalone/loader.py",
+    "integration/standalone/loader.py",
     "op/backends/cutedsl/compile.py",
 )
 # Pattern -> the files where it may occur.
@@ -43,95 +43,144 @@ ALLOWED = {
     GROUP_COUNT: ("op/layout.py",),
     ENVIRON: _ASKERS,
     # The last two answer TE's question; they do not ask it.
-    CAPABILITY: (*_ASKERS, "standalone/torch_view.py", "standalone/overrides.py"),
+    CAPABILITY: (
+        *_ASKERS,
+        "integration/standalone/torch_view.py",
+        "integration/standalone/overrides.py",
+    ),
 }
 # The patches name upstream's own text in order to find it.
 EXEMPT_FOLDERS = ("patches/",)
 
+# Folders whose modules each have a place of their own in the order.
+_ROOMS = ("", "integration", "op", "op.kernels", "op.step", "op.te", "op.tensors")
+
+# What a backend can run is known before what runs it is imported.
+_CAPABILITIES = tuple(
+    f"op.backends.{name}.capability" for name in ("cudnn", "cutedsl", "reference", "upstream")
+)
+
 # Imports go to the same stage or an earlier one. The longest prefix of a module's name decides.
 STAGES: tuple[tuple[str, ...], ...] = (
-    ("", "_C", "host", "_bootstrap"),
-    ("op.capacity",),
+    ("", "_C", "integration", "integration.installed_te", "_bootstrap"),
+    ("op.tensors.capacity",),
     (
         "op",
-        "op.device",
-        "op.memory",
-        "op.record",
-        "op.spacing",
+        "op.kernels",
+        "op.step",
+        "op.te",
+        "op.tensors",
+        "op.tensors.memory",
+        "op.tensors.record",
+        "op.extension",
+        "op.tensors.stacking",
+        "op.activations",
         "op.layout",
         "op.packages",
         "op.environment",
         "op.formats",
     ),
-    ("op.scale_layout",),
+    ("op.tensors.scale_layout",),
     (
-        "op.block_scale",
-        "op.block_scale_kernels",
-        "op.block_scale_math",
+        "op.kernels.block_scale",
+        "op.kernels.block_scale_kernels",
+        "op.kernels.block_scale_math",
+        "op.kernels.group_reductions",
+        "op.kernels.group_reductions_kernels",
     ),
-    ("standalone",),
+    ("integration.standalone",),
     ("emulator",),
-    ("overlay",),
+    ("integration.overlay",),
     ("op.problem",),
     ("op.plan",),
-    ("op.split_guard", "op.split_guard_kernels"),
+    ("op.step.split_guard", "op.kernels.split_guard_kernels"),
     ("op.fit",),
-    ("op.probes",),
-    ("op.checks", "op.operands", "op.gradients"),
-    ("op.te_recipe",),
-    ("op.quantizers",),
-    ("op.te_adapter",),
-    ("op.carriers",),
-    ("op.exact_tokens", "op.exact_weights", "op.experts", "op.requantize"),
-    ("op.quantize", "op.weights"),
-    ("op.backends.base",),
-    ("op.backends.checked",),
-    ("op.backends",),
+    ("op.backends", *_CAPABILITIES),
     ("op.selection",),
     ("op.decisions",),
-    ("op.saved",),
-    ("op.ops_state", "op.intact"),
-    ("op.inputs", "op.bias_gradient", "op.data_gradient", "op.weight_gradient"),
-    ("op.fusion", "op.unfused"),
-    ("op.seams",),
+    ("op.te.probes",),
+    ("op.tensors.checks", "op.tensors.operands", "op.tensors.gradients"),
+    ("op.te.quantizers",),
+    ("op.te.adapter",),
+    (
+        "op.tensors.dequantized_tokens",
+        "op.tensors.dequantized_weights",
+        "op.tensors.experts",
+        "op.tensors.requantize",
+    ),
+    ("op.tensors.quantize", "op.tensors.weights"),
+    ("op.backends.base",),
+    ("op.backends.checked",),
+    (
+        "op.backends.cudnn",
+        "op.backends.cutedsl",
+        "op.backends.reference",
+        "op.backends.upstream",
+    ),
+    ("op.execution",),
+    ("op.step.saved",),
+    ("op.step.ops_state", "op.step.intact"),
+    ("op.step.inputs", "op.step.bias_gradient", "op.step.data_gradient", "op.step.weight_gradient"),
+    ("op.fusion", "op.step.unfused"),
+    ("op.explain",),
+    ("integration.upstream_api",),
     ("_fork",),
     ("patches",),
-    ("bench", "cli", "selftest", "_command"),
+    ("measure", "cli", "_command"),
 )
 UPWARD_ALLOWED = {
     # The finder imports the rest when the first name of TE is looked up, not at start-up.
-    ("_bootstrap", "overlay"),
-    # Asked about a module, it needs TE; what a process decided is told without it.
-    ("op.decisions", "op.fusion"),
-    # The package's own names are looked up lazily, by string; nothing is imported at start-up.
+    ("_bootstrap", "integration.overlay"),
+    # The package's own names are looked up when they are asked for, not at start-up.
+    ("", "integration.overlay"),
+    ("", "integration.standalone"),
+    ("", "op"),
+    ("", "op.explain"),
+    ("", "patches"),
+}
+# Where a module is imported by a name that is put together at run time, and what names it can be.
+COMPUTED_IMPORTS = {
+    "integration/installed_te.py": "the modules of TE in its table",
+    "op/execution.py": "the backends, of their literals",
+    "op/selection.py": "the backends' capability modules, of their literals",
+    "cli/output.py": "a package for people",
+    "__init__.py": "the package's own, of its literals",
+    "integration/overlay.py": "the package that holds TE's module",
+    "patches/__init__.py": "its own modules",
 }
 # Who may import TE; everything else must work where it is absent.
 TE_IMPORTERS = (
     "_fork",
-    "bench.te_layer",
+    "measure.bench.te_layer",
     "cli",
+    "op.backends.cudnn.te_calls",
     "op.backends.upstream",
-    "op.experts",
+    "op.tensors.experts",
     "op.fusion",
-    "op.quantize",
-    "op.quantizers",
-    "op.requantize",
-    "op.te_adapter",
-    "op.te_recipe",
-    "op.weights",
-    "selftest",
-    "standalone",
+    "op.tensors.quantize",
+    "op.te.quantizers",
+    "op.tensors.requantize",
+    "op.te.adapter",
+    "op.tensors.weights",
+    "integration.overlay",
+    "measure.selftest",
+    "measure.step",
+    "integration.standalone",
 )
 LEAVES = (
+    "activations",
+    "extension",
     "layout",
     "packages",
     "environment",
-    "record",
+    "tensors.record",
     "formats",
-    "scale_layout",
+    "tensors.scale_layout",
     "problem",
     "plan",
     "fit",
+    "selection",
+    "decisions",
 )
 
 MAX_FUNCTION_LINES = 60
@@ -139,9 +188,9 @@ MAX_FUNCTION_LINES = 60
 MAX_MODULE_LINES = 330
 # File (or file:function) -> why it may be longer.
 LONG: dict[str, str] = {
-    "op/block_scale_kernels.py": "device code",
-    "op/block_scale_kernels.py:quantize_tiles": "one kernel",
-    "op/block_scale.py:quantize": "most of it is the contract of six outputs",
+    "op/kernels/block_scale_kernels.py": "device code",
+    "op/kernels/block_scale_kernels.py:quantize_tiles": "one kernel",
+    "op/kernels/block_scale.py:quantize": "most of it is the contract of six outputs",
 }
 
 
@@ -153,7 +202,7 @@ def sources() -> dict[str, Path]:
         for file in sorted(package.rglob("*.py"))
         if "__pycache__" not in file.parts
     }
-    fork = host.fork_file()
+    fork = installed_te.fork_file()
     if fork is not None:
         found["_fork/grouped_mlp.py"] = fork
     patches = importlib.util.find_spec("te_grouped_mlp.patches")
@@ -165,7 +214,7 @@ def sources() -> dict[str, Path]:
 
 def is_kernel(path: str) -> bool:
     """Say whether a file is a device kernel, which is one kernel and has no length limit."""
-    return "/kernels/" in path and "/reference/" not in path
+    return path.startswith("op/backends/") and "/kernels/" in path and "/reference/" not in path
 
 
 def pattern_hits(pattern: str, path: str, text: str) -> Iterator[str]:
@@ -188,7 +237,7 @@ def stage(name: str) -> int | None:
     best: tuple[int, int] | None = None
     for index, names in enumerate(STAGES):
         for prefix in names:
-            fits = name == prefix or (prefix not in ("", "op") and name.startswith(f"{prefix}."))
+            fits = name == prefix or (prefix not in _ROOMS and name.startswith(f"{prefix}."))
             if fits and (best is None or len(prefix) > best[0]):
                 best = (len(prefix), index)
     return None if best is None else best[1]
@@ -197,7 +246,9 @@ def stage(name: str) -> int | None:
 def imports(path: str, text: str) -> Iterator[tuple[int, str]]:
     """Yield line and full name of everything a file imports, at any depth.
 
-    Not what only a type checker imports, which binds nothing at run time.
+    Also by string: what is handed to `import_module`, and every literal that is the dotted name of
+    a part of this package. Of an f-string, what stands before its first value. Not what only a type
+    checker imports, which binds nothing at run time.
     """
     tree = ast.parse(text)
     typed = {
@@ -219,6 +270,23 @@ def imports(path: str, text: str) -> Iterator[tuple[int, str]]:
                 root = ["te_grouped_mlp", *path.split("/")][: -node.level]
                 base = ".".join([*root, *filter(None, [base])])
             yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and _imports_by_string(node):
+            yield node.lineno, _literal_head(node.args[0])
+        elif isinstance(node, (ast.Constant, ast.JoinedStr)):
+            head = _literal_head(node)
+            if re.fullmatch(r"te_grouped_mlp(\.\w+)+\.?", head):
+                yield node.lineno, head.rstrip(".")
+
+
+def _imports_by_string(node: ast.Call) -> bool:
+    called = ast.unparse(node.func).rpartition(".")[2]
+    return called in ("import_module", "__import__") and bool(node.args)
+
+
+def _literal_head(node: ast.expr) -> str:
+    """Return the text of a literal, or of an f-string up to its first value; else nothing."""
+    first = node.values[0] if isinstance(node, ast.JoinedStr) and node.values else node
+    return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
 
 
 def import_hits(path: str, text: str, known: set[str]) -> Iterator[str]:
@@ -229,6 +297,8 @@ def import_hits(path: str, text: str, known: set[str]) -> Iterator[str]:
         yield f"{path}: has no place in the import order; add it to STAGES"
         return
     for line, target in imports(path, text):
+        if not target and path not in COMPUTED_IMPORTS:
+            yield f"{path}:{line}: imports a module whose name cannot be read"
         of_te = target.split(".")[0] in ("transformer_engine", "transformer_engine_torch")
         if of_te and not name.startswith(TE_IMPORTERS):
             yield f"{path}:{line}: imports {target}"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import te_grouped_mlp
-from te_grouped_mlp import host
+from te_grouped_mlp.integration import installed_te
 from tests import source_rules as rules
 
 SOURCES = rules.sources()
@@ -147,8 +147,22 @@ def test_other_patterns_find(name: str, line: str) -> None:
         ("op/problem.py", "from .plan import Plan", True),
         ("op/problem.py", "import te_grouped_mlp.op.plan", True),
         ("op/problem.py", "import transformer_engine", True),
-        ("op/te_adapter.py", "import transformer_engine", False),
-        ("op/backends/reference/backend.py", "from te_grouped_mlp.op import selection", True),
+        ("op/te/adapter.py", "import transformer_engine", False),
+        ("op/problem.py", "import_module('te_grouped_mlp.op.plan')", True),
+        ("op/problem.py", "importlib.import_module(f'te_grouped_mlp.op.plan.{name}')", True),
+        ("op/problem.py", "__import__('te_grouped_mlp.op.plan')", True),
+        ("op/problem.py", "NAMES = {'plan': 'te_grouped_mlp.op.plan'}", True),
+        ("op/problem.py", "import_module(f'{package}.plan')", True),
+        ("op/problem.py", "import_module('transformer_engine.common')", True),
+        ("op/plan.py", "import_module('te_grouped_mlp.op.problem')", False),
+        ("op/plan.py", "import_module('cudnn')", False),
+        ("op/plan.py", "'See te_grouped_mlp.op.selection for who asks.'", False),
+        ("op/backends/reference/backend.py", "from te_grouped_mlp.op import execution", True),
+        ("op/backends/cudnn/capability.py", "from te_grouped_mlp.op import selection", True),
+        ("op/selection.py", "from te_grouped_mlp.op.backends.cudnn import capability", False),
+        ("op/selection.py", "from te_grouped_mlp.op.backends.cudnn import backend", True),
+        ("op/decisions.py", "from te_grouped_mlp.op import fusion", True),
+        ("op/explain.py", "from te_grouped_mlp.op import fusion", False),
         ("op/unheard_of.py", "", True),
     ],
 )
@@ -162,7 +176,7 @@ def test_every_name_of_te_is_in_the_table() -> None:
     for path, text in TEXTS.items():
         used = rules.te_names(text) if path.startswith(("op/", "_fork/")) else {}
         for (module, name), keywords in used.items():
-            known = host.HOST_NAMES.get(module, {}).get(name)
+            known = installed_te.HOST_NAMES.get(module, {}).get(name)
             if known is None or not keywords <= set(known):
                 missing.append(f"{path}: {module} {name} {sorted(keywords)}")
     assert missing == []

@@ -7,9 +7,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+from te_grouped_mlp.op.activations import Activation
 from te_grouped_mlp.op.backends import CLASSES
 from te_grouped_mlp.op.formats import MXFP8
-from te_grouped_mlp.op.problem import Activation
 
 ROWS = MXFP8.rows_multiple
 FEATURES = MXFP8.rows_multiple

@@ -17,7 +17,7 @@ from te_grouped_mlp.cli import arguments, output
 from te_grouped_mlp.cli.output import BadArgument, CommandError
 
 if TYPE_CHECKING:
-    from te_grouped_mlp.bench.shapes import Shape
+    from te_grouped_mlp.measure.bench.shapes import Shape
 
 _TILE = 128
 """What the CPU's MXFP8 step needs rows and features to be multiples of."""
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(report: dict[str, Any]) -> None:
-    from te_grouped_mlp.bench import tables
+    from te_grouped_mlp.measure.bench import tables
 
     print(f"Forward and backward, SwiGLU, on {report['device']}.")
     for made in tables.of(report):
@@ -92,7 +92,7 @@ def _print(report: dict[str, Any]) -> None:
 def _measured(args: argparse.Namespace) -> dict[str, Any]:
     import torch
 
-    from te_grouped_mlp.bench import race
+    from te_grouped_mlp.measure.bench import interleaved
 
     device = args.device or _default_device()
     shapes, work = _plan(args, device)
@@ -108,7 +108,7 @@ def _measured(args: argparse.Namespace) -> dict[str, Any]:
         report[name] = result
         report["seconds"] = round(time.perf_counter() - begin, 1)
         say(f"bench: {name} after {report['seconds']:.0f} s")
-    report["ok"] = race.is_green(report)
+    report["ok"] = interleaved.is_green(report)
     return report
 
 
@@ -148,14 +148,14 @@ def _require_plot(path: Path | None) -> None:
         raise BadArgument(f"--plot {path}: allowed: a name that ends in .svg")
     if not path.parent.is_dir():
         raise CommandError(f"--plot {path}: there is no folder {path.parent}")
-    from te_grouped_mlp.bench import plot
+    from te_grouped_mlp.measure.bench import plot
 
     if not plot.is_possible():
         raise CommandError(f"--plot {path}: matplotlib is not installed; the extra `plot` has it")
 
 
 def _draw(report: dict[str, Any], path: Path) -> None:
-    from te_grouped_mlp.bench import plot
+    from te_grouped_mlp.measure.bench import plot
 
     try:
         plot.draw(report, path)
@@ -172,23 +172,23 @@ def _default_device() -> str:
 
 def _plan(args: argparse.Namespace, device: str) -> tuple[list[Shape], Iterator[tuple[str, Any]]]:
     """Return the shapes and the work; everything that can be refused is refused here."""
-    from te_grouped_mlp.bench.shapes import SHAPES, Shape
+    from te_grouped_mlp.measure.bench.shapes import SHAPES, Shape
 
     asked = [Shape(*sizes) for sizes in args.shape or ()]
     if device == "cpu":
-        from te_grouped_mlp.cli import step
+        from te_grouped_mlp.measure import step
 
         for shape in asked:
             _require_tiles(shape)
         step.start()
-        from te_grouped_mlp.bench import cpu
+        from te_grouped_mlp.measure.bench import cpu
 
         shapes = asked or list(cpu.SHAPES)
         return shapes, cpu.measure(shapes, runs=cpu.QUICK_RUNS if args.quick else cpu.RUNS)
     shapes = asked or list(SHAPES)
     for shape in shapes:
         _require_taken(shape)
-    from te_grouped_mlp.bench import gpu
+    from te_grouped_mlp.measure.bench import gpu
 
     return shapes, gpu.measure(
         shapes,
@@ -217,7 +217,7 @@ def _require_taken(shape: Shape) -> None:
     """
     from dataclasses import replace
 
-    from te_grouped_mlp.bench.layer import problem_of
+    from te_grouped_mlp.measure.bench.layer import problem_of
     from te_grouped_mlp.op.backends.cutedsl import capability
     from te_grouped_mlp.op.environment import Switches, current
     from te_grouped_mlp.op.plan import Reason

@@ -14,14 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from te_grouped_mlp.cli import arguments, output
 from te_grouped_mlp.cli.output import BadArgument, CommandError
+from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.formats import DType
-from te_grouped_mlp.op.problem import (
-    Activation,
-    ActivationSpec,
-    LinearSpec,
-    Problem,
-    RecipeKind,
-)
+from te_grouped_mlp.op.problem import LinearSpec, Problem, RecipeKind
 
 if TYPE_CHECKING:
     from te_grouped_mlp.op.backends.cutedsl.keys import KernelKey
@@ -160,7 +155,7 @@ def wanted(args: argparse.Namespace) -> list[KernelKey]:
         if refusal is not None:
             kind_of = CommandError if refusal.reason is Reason.PACKAGE else BadArgument
             raise kind_of(f"the native kernels do not take this: {refusal}")
-        for grad, accumulate, descending in _variants(args):
+        for grad, accumulate, reversed_experts in _variants(args):
             found |= dict.fromkeys(
                 keys.of_problem(
                     problem,
@@ -168,7 +163,7 @@ def wanted(args: argparse.Namespace) -> list[KernelKey]:
                     prob=_PROBS[args.prob],
                     grad=grad,
                     accumulate=accumulate,
-                    descending=descending,
+                    reversed_experts=reversed_experts,
                 )
             )
     return list(found)
@@ -177,8 +172,8 @@ def wanted(args: argparse.Namespace) -> list[KernelKey]:
 def _variants(args: argparse.Namespace) -> Iterator[tuple[DType, bool, bool]]:
     for name, grads in GRADS.items():
         if args.grad in (name, "all"):
-            for descending in ORDERS[args.order]:
-                yield from ((grad, accumulate, descending) for grad, accumulate in grads)
+            for reversed_experts in ORDERS[args.order]:
+                yield from ((grad, accumulate, reversed_experts) for grad, accumulate in grads)
 
 
 def problem_of(args: argparse.Namespace, kind: Activation) -> Problem:

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 
 from te_grouped_mlp.cli import frontend_releases, machine, paths
 from te_grouped_mlp.cli.paths import Answer, Bias, Question
+from te_grouped_mlp.op.activations import Activation, wrappers
 from te_grouped_mlp.op.backends.cudnn.capability import DETERMINISTIC
 from te_grouped_mlp.op.environment import Environment, Switches
 from te_grouped_mlp.op.layout import Output
-from te_grouped_mlp.op.problem import Activation, RecipeKind
+from te_grouped_mlp.op.problem import RecipeKind
 
 COLUMNS = (
     "activation",
@@ -97,7 +98,7 @@ def rows(assumed: Mapping[str, str]) -> list[tuple[str, ...]]:
     found = []
     questions = itertools.product(("gated", "unary"), Bias, machines(assumed))
     for name, bias, env in questions:
-        has_argument = env.wrapper_takes("dglu" if name == "gated" else "dsrelu", DETERMINISTIC)
+        has_argument = env.wrapper_takes(wrappers(name == "gated")[1], DETERMINISTIC)
         kinds = [kind for kind in Activation if kind.is_gated == (name == "gated")]
         groups: dict[tuple[str, ...], list[Activation]] = {}
         for kind in kinds:

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import te_grouped_mlp
-from te_grouped_mlp import host, overlay
 from te_grouped_mlp.cli import determinism, machine, output, paths
 from te_grouped_mlp.cli.remedies import REMEDIES
+from te_grouped_mlp.integration import installed_te, overlay
+from te_grouped_mlp.measure.selftest import record
 from te_grouped_mlp.op.environment import FUSED_SWITCH, Environment, read_switches
+from te_grouped_mlp.op.extension import SLOWER
 from te_grouped_mlp.op.layout import Output
 from te_grouped_mlp.op.packages import DISTRIBUTIONS, RUNTIME_OFFSETS, Absent
 from te_grouped_mlp.op.plan import Reason, Reject
-from te_grouped_mlp.selftest import record
 
 _ANY = "any"
 _COLUMNS = ("activation", "recipe", "bias", "groups", "deterministic")
@@ -113,7 +114,7 @@ def _offer(name: str, env: Environment) -> str:
     if isinstance(found, Absent):
         return f"{found.cause} ({_USE[name]})"
     if name == "transformer_engine":
-        known = "supported" if host.is_supported(found) else f"not {host.SUPPORTED}"
+        known = "supported" if installed_te.is_supported(found) else f"not {installed_te.SUPPORTED}"
         return f"{known}; {_standalone_offer()}" if env.standalone else known
     if name == "cudnn_frontend":
         return _frontend_offer(env)
@@ -121,9 +122,15 @@ def _offer(name: str, env: Environment) -> str:
 
 
 def _standalone_offer() -> str:
-    lacking = ", ".join(host.standalone_lacks())
-    missing = f"; not installed: {lacking}; {host.STANDALONE_REMEDY}" if lacking else ""
+    lacking = ", ".join(installed_te.standalone_lacks())
+    missing = f"; not installed: {lacking}; {installed_te.STANDALONE_REMEDY}" if lacking else ""
     return f"standalone, without its extension{missing}"
+
+
+def _extension(env: Environment) -> tuple[str, str]:
+    if isinstance(env.extension, Absent):
+        return "absent", f"{env.extension.cause}. CPU tensors need it; {SLOWER}"
+    return "here", "kernels for CPU tensors, and less host time for CUDA's"
 
 
 def _frontend_offer(env: Environment) -> str:
@@ -141,6 +148,7 @@ def _print_machine(env: Environment, assumed: dict[str, str]) -> None:
     found.add_row(
         "te-grouped-mlp", te_grouped_mlp.__version__, f"Python {platform.python_version()}"
     )
+    found.add_row("its C++ extension", *_extension(env))
     for name, version in env.versions.items():
         shown = "absent" if isinstance(version, Absent) else version
         found.add_row(DISTRIBUTIONS[name], shown, _offer(name, env))
@@ -256,6 +264,7 @@ def _json(
             "te_grouped_mlp": te_grouped_mlp.__version__,
             **{name: text(value) for name, value in env.versions.items()},
         },
+        "extension": text(env.extension),
         "sm": text(env.sm) if isinstance(env.sm, Absent) else f"{env.sm[0]}{env.sm[1]}",
         "standalone": env.standalone,
         "assumed": assumed,

@@ -17,12 +17,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from te_grouped_mlp import host
 from te_grouped_mlp.cli import frontend_releases
 from te_grouped_mlp.cli.output import BadArgument
+from te_grouped_mlp.integration import installed_te
+from te_grouped_mlp.integration.standalone import loader
+from te_grouped_mlp.op import extension
 from te_grouped_mlp.op.environment import Environment, package_versions, read_switches
 from te_grouped_mlp.op.packages import Absent
-from te_grouped_mlp.standalone import loader
 
 ASSUMABLE = {
     "sm": "sm",
@@ -43,7 +44,7 @@ _CHILD = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 from te_grouped_mlp.op import environment, packages
-from te_grouped_mlp.standalone import loader
+from te_grouped_mlp.integration.standalone import loader
 found = environment.current()
 sm = {"cause": found.sm.cause} if not found.sm else list(found.sm)
 wrappers = found.wrappers
@@ -91,8 +92,10 @@ def _check_version(key: str, value: str) -> None:
     """Refuse what is no version, and a TE about whose own op nothing is known here."""
     if key == "sm" or value == _NONE:
         return
-    if key == "te" and not host.is_supported(value):
-        raise BadArgument(f"--assume: te={value!r} is not known; allowed: none, {host.SUPPORTED}")
+    if key == "te" and not installed_te.is_supported(value):
+        raise BadArgument(
+            f"--assume: te={value!r} is not known; allowed: none, {installed_te.SUPPORTED}"
+        )
     if not _VERSION.fullmatch(value):
         raise BadArgument(f"--assume: {key}={value!r} is not allowed; allowed: a version, or none")
 
@@ -126,7 +129,7 @@ def examine(assumed: Mapping[str, str]) -> Environment:
     if "frontend" in assumed:
         release = versions["cudnn_frontend"]
         wrappers = release if isinstance(release, Absent) else frontend_releases.wrappers(release)
-    return Environment(sm, versions, wrappers, switches, standalone)
+    return Environment(sm, versions, wrappers, switches, standalone, extension=extension.status())
 
 
 def _probe(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from te_grouped_mlp.cli import arguments, output
-from te_grouped_mlp.op.problem import Activation
+from te_grouped_mlp.op.activations import Activation
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +74,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the step `args.n` times and print how many values each output had."""
-    from te_grouped_mlp.cli import step
+    from te_grouped_mlp.measure import step
 
     step.start()
     (kind,) = step.available((args.activation,))

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from te_grouped_mlp.cli import arguments, output
 from te_grouped_mlp.cli.output import BadArgument, CommandError
+from te_grouped_mlp.op.activations import Activation
 from te_grouped_mlp.op.environment import override
 from te_grouped_mlp.op.packages import RUNTIME_OFFSETS, WRAPPERS
-from te_grouped_mlp.op.problem import Activation
 
 if TYPE_CHECKING:
     import torch
 
-    from te_grouped_mlp.cli.step import Batch, Model
+    from te_grouped_mlp.measure.step import Batch, Model
 
     Outputs = dict[str, torch.Tensor]
 
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
             f"--old-decision with --backend {args.backend}; allowed: --backend {_REFERENCE}, the "
             "only one that can be made to decide wrongly"
         )
-    from te_grouped_mlp.cli import step
+    from te_grouped_mlp.measure import step
 
     step.start()
     if args.backend != _REFERENCE:
@@ -142,7 +142,7 @@ def _cases(
     advance: Callable[[str], None],
 ) -> Iterator[Case]:
     """Run one activation: per extent an exact run, the dense one, and one for every fill."""
-    from te_grouped_mlp.cli import step
+    from te_grouped_mlp.measure import step
 
     device = step.default_device()
     shape = step.Shape(1, args.hidden, args.ffn or args.hidden, args.live)
@@ -167,7 +167,7 @@ def _cases(
 
 
 def _run_once(model: Model, given: Batch, extent: str, forced: dict[str, bool]) -> Outputs:
-    from te_grouped_mlp.op import memory
+    from te_grouped_mlp.op.tensors import memory
 
     changes: dict[str, Any] = dict(forced)
     if extent != INSTALLED:

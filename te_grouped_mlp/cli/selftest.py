@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from te_grouped_mlp.cli import arguments, output
 from te_grouped_mlp.cli.output import CommandError
 from te_grouped_mlp.cli.remedies import REMEDIES
-from te_grouped_mlp.op.problem import Activation
+from te_grouped_mlp.op.activations import Activation
 
 if TYPE_CHECKING:
+    from te_grouped_mlp.measure.selftest.cases import Case
+    from te_grouped_mlp.measure.selftest.checks import Result
     from te_grouped_mlp.op.environment import Environment
-    from te_grouped_mlp.selftest.cases import Case
-    from te_grouped_mlp.selftest.checks import Result
 
     Results = dict[Case, Result | None]
 
@@ -70,14 +70,14 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run every case and print the table."""
-    from te_grouped_mlp.cli import step
+    from te_grouped_mlp.measure import step
 
     step.start()
     import torch
 
-    from te_grouped_mlp import standalone
+    from te_grouped_mlp.integration import standalone
+    from te_grouped_mlp.measure.selftest import cases as catalogue
     from te_grouped_mlp.op import environment
-    from te_grouped_mlp.selftest import cases as catalogue
 
     kinds = step.available(args.activation)
     devices = ["cuda"] if torch.cuda.is_available() else []
@@ -115,7 +115,7 @@ def _why_not(refused: Sequence[tuple[str, Any]]) -> str:
 
 
 def _run_all(cases: Sequence[Case], runs: int) -> Results:
-    from te_grouped_mlp.selftest import checks
+    from te_grouped_mlp.measure.selftest import checks
 
     _compile(cases)
     found: Results = {}
@@ -148,7 +148,7 @@ def _machine(env: Environment) -> dict[str, object]:
     """Return what a report from another machine must say."""
     import torch
 
-    from te_grouped_mlp.selftest import record
+    from te_grouped_mlp.measure.selftest import record
 
     visible = torch.cuda.is_available()
     return {
@@ -180,7 +180,7 @@ def _leave_note(
     results: Results, env: Environment, facts: dict[str, object], args: argparse.Namespace
 ) -> str | None:
     """Write the note for `doctor`; that it cannot be written is said and changes nothing."""
-    from te_grouped_mlp.selftest import record
+    from te_grouped_mlp.measure.selftest import record
 
     verdicts: dict[tuple[str, str, str], bool] = {}
     for case, result in results.items():
@@ -210,7 +210,7 @@ def _leave_note(
 
 
 def _print(results: Results, good: bool, runs: int, facts: dict[str, object]) -> None:
-    from te_grouped_mlp.selftest import exact
+    from te_grouped_mlp.measure.selftest import exact
 
     print(f"{facts['gpu'] or 'CPU'}, SM {facts['sm'] or '-'}, driver {facts['driver'] or '-'}")
     columns = ("backend", "format", "activation", "bias", "experts", "float64", "reference")
@@ -316,7 +316,7 @@ def _row(case: Case, result: Result | None) -> dict[str, object]:
 
 
 def _output(case: Case, result: Result, name: str) -> dict[str, object]:
-    from te_grouped_mlp.selftest import exact
+    from te_grouped_mlp.measure.selftest import exact
 
     return {
         "float64": result.float64.get(name),

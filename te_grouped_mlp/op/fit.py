@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from te_grouped_mlp.op.activations import Activation, Row
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import Problem
 
@@ -39,3 +40,11 @@ def feature_refusals(
     if act.is_gated and act.interleave not in interleaves:
         listed = " or ".join(str(each) for each in interleaves)
         yield Reject(Reason.INTERLEAVE, f"interleave is {act.interleave}; allowed: {listed}")
+
+
+def activation_refusals(problem: Problem, is_computed: Callable[[Row], bool]) -> Iterator[Reject]:
+    """Yield a refusal of an activation whose row says that the kernels do not compute it."""
+    kind = problem.activation.kind
+    if not is_computed(kind.row):
+        allowed = ", ".join(each.value for each in Activation if is_computed(each.row))
+        yield Reject(Reason.OPTION, f"activation is {kind.value}; allowed: {allowed}")

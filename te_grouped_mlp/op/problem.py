@@ -4,68 +4,13 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from enum import Enum
 
-from te_grouped_mlp.op.formats import DType, Format
+from te_grouped_mlp.op.activations import ActivationSpec
+from te_grouped_mlp.op.formats import MXFP8, NVFP4, UNQUANTIZED, DType, Format
 from te_grouped_mlp.op.layout import Output
-
-
-class Activation(Enum):
-    """The scaled activations; the value is the name of Transformer Engine's op class."""
-
-    __hash__ = object.__hash__  # as for layout.Output
-
-    SWIGLU = "ScaledSwiGLU"
-    CLAMPED_QGEGLU = "ScaledClampedQGeGLU"
-    SITU_GLU = "ScaledSiTUGLU"
-    SRELU = "ScaledSReLU"
-    TANH_SRELU = "ScaledTanhSReLU"
-
-    @property
-    def is_gated(self) -> bool:
-        """Whether FC1 makes two values (gate, linear) for each activated one."""
-        return self not in (Activation.SRELU, Activation.TANH_SRELU)
-
-
-@dataclass(frozen=True)
-class ActivationSpec:
-    """An activation with its parameters.
-
-    Attributes:
-        kind: Which one.
-        interleave: Width of the alternating gate and linear blocks in FC1's output; None for two
-            halves. Unary activations have None.
-        limit, alpha, linear_offset: Of CLAMPED_QGEGLU.
-        beta1, beta2: Of SITU_GLU.
-        clamp_scale: Of TANH_SRELU.
-        recompute: Whether the user asked not to keep FC2's input.
-    """
-
-    kind: Activation
-    interleave: int | None = None
-    limit: float = 7.0
-    alpha: float = 1.702
-    linear_offset: float = 1.0
-    beta1: float = 4.0
-    beta2: float = 25.0
-    clamp_scale: float = 1.0
-    recompute: bool = False
-
-    @property
-    def is_gated(self) -> bool:
-        """Whether FC1 makes two values for each activated one."""
-        return self.kind.is_gated
-
-    @property
-    def recomputes_input(self) -> bool:
-        """Whether the backward makes FC2's input anew; as upstream, SReLU alone."""
-        return self.recompute and self.kind is Activation.SRELU
-
-    @property
-    def expansion(self) -> int:
-        """FC1 output features for each FC2 input feature."""
-        return 2 if self.is_gated else 1
 
 
 @dataclass(frozen=True)
@@ -106,6 +51,9 @@ class RecipeKind(Enum):
     OTHER = "other"
 
 
+_FORMATS = {RecipeKind.NONE: UNQUANTIZED, RecipeKind.MXFP8: MXFP8, RecipeKind.NVFP4: NVFP4}
+
+
 @dataclass(frozen=True)
 class Problem:
     """Facts that hold for every call of a fused op; fusion is decided on these alone.
@@ -129,6 +77,29 @@ class Problem:
     recipe_detail: str
     device: str
     dtype: DType
+
+    @functools.cached_property
+    def format(self) -> Format:
+        """The operand format of the recipe.
+
+        Raises:
+            ValueError: No fused op computes the recipe. TE fuses once for all recipes of one class.
+        """
+        fmt = _FORMATS.get(self.recipe)
+        if fmt is None:
+            detail = self.recipe_detail or self.recipe.value
+            raise ValueError(
+                f"recipe is {detail}, and the op was fused under another content of it; allowed: a "
+                "recipe of another class, or another module, for what the unfused ops compute"
+            )
+        return fmt
+
+    @functools.cached_property
+    def token_widths(self) -> tuple[int, ...]:
+        """The different feature widths of the token tensors of a step."""
+        fc1, fc2 = self.fc1, self.fc2
+        widths = fc1.in_features, fc1.out_features, fc2.in_features, fc2.out_features
+        return tuple(dict.fromkeys(widths))
 
     @property
     def text(self) -> str:
@@ -181,12 +152,12 @@ class Call:
         """Whether any of `outputs` is asked for."""
         return not self.wanted.isdisjoint(outputs)
 
-    @property
+    @functools.cached_property
     def needs_backward(self) -> bool:
         """Whether a backward may follow."""
         return self.wanted != frozenset({Output.Y})
 
-    @property
+    @functools.cached_property
     def needs_dact(self) -> bool:
         """Whether the backward goes through the activation."""
         return self.wants(Output.DX, Output.DW1, Output.DB1, Output.DPROB)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from te_grouped_mlp import standalone
-from te_grouped_mlp.bench import plot
-from te_grouped_mlp.cli import step
+from te_grouped_mlp.integration import standalone
+from te_grouped_mlp.measure import step
+from te_grouped_mlp.measure.bench import plot
 from tests.cli.conftest import Shell
 
 SMALL = ("--device", "cpu", "--shape", "2,128,128,256")

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from te_grouped_mlp import standalone
-from te_grouped_mlp.bench import gpu, mxfp8, peers, race, te_layer, timing
-from te_grouped_mlp.bench.shapes import SHAPES, Shape, inputs, uneven_splits
-from te_grouped_mlp.op import exact_weights
+from te_grouped_mlp.integration import standalone
+from te_grouped_mlp.measure.bench import gpu, interleaved, mxfp8, peers, te_layer, timing
+from te_grouped_mlp.measure.bench.shapes import SHAPES, Shape, inputs, uneven_splits
+from te_grouped_mlp.op.tensors import dequantized_weights
 from tests.support.values_backend import in_use
 
 SMALL = Shape(3, 128, 128, 640)
@@ -88,21 +88,21 @@ def test_splits_are_whole_tiles() -> None:
 
 
 def test_a_candidate_that_is_not_there_or_fails_is_named() -> None:
-    def absent() -> race.Step:
-        raise race.NotThere("no extension")
+    def absent() -> interleaved.Step:
+        raise interleaved.NotThere("no extension")
 
-    def broken() -> race.Step:
+    def broken() -> interleaved.Step:
         raise ValueError("no such argument")
 
     values = torch.tensor([3.0, 4.0])
     clock = Counting()
-    makers: dict[str, Callable[[], race.Step]] = {
+    makers: dict[str, Callable[[], interleaved.Step]] = {
         "ours": lambda: lambda: {"y": values, "dw1": values},
         "away": absent,
         "broken": broken,
         "other": lambda: lambda: {"y": values + torch.tensor([0.0, 1.0]), "dw1": -values},
     }
-    found = race.race(makers, clock, 4)
+    found = interleaved.race(makers, clock, 4)
     assert clock.timed == ["ours", "other"]
     assert found["away"] == {"absent": "no extension"}
     assert found["broken"] == {"error": "ValueError('no such argument')"}
@@ -114,7 +114,7 @@ def test_a_candidate_that_is_not_there_or_fails_is_named() -> None:
 def test_te_ops_is_no_peer_without_its_extension() -> None:
     assert standalone.is_active()
     given = inputs(SMALL, device="cpu")
-    found = race.race({"te.ops": lambda: peers.te_ops_step(given)}, Counting(), 2)
+    found = interleaved.race({"te.ops": lambda: peers.te_ops_step(given)}, Counting(), 2)
     assert list(found["te.ops"]) == ["absent"]
     assert "extension is not in this process" in found["te.ops"]["absent"]
 
@@ -124,7 +124,7 @@ def test_te_ops_computes_the_layer_unfused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(standalone, "is_active", lambda: False)
     given = inputs(SMALL, device="cpu")
     want = {name: value.detach() for name, value in gpu.oracle(given).items()}
-    found = race.errors(peers.te_ops_step(given)(), want)
+    found = interleaved.errors(peers.te_ops_step(given)(), want)
     assert sorted(found) == ["dprob", "dx", "y"]
     assert all(0 < value < 8e-3 for value in found.values())
 
@@ -155,7 +155,7 @@ def test_mxfp8_is_checked_against_the_reference() -> None:
 def test_a_wrong_mxfp8_result_is_red(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     honest, calls = te_layer.Layer.results, []
 
-    def wrong(self: te_layer.Layer) -> race.Results:
+    def wrong(self: te_layer.Layer) -> interleaved.Results:
         found = honest(self)
         calls.append(1)
         # The reference asks first.
@@ -172,7 +172,7 @@ def test_a_wrong_mxfp8_result_is_red(monkeypatch: pytest.MonkeyPatch, name: str)
 def test_a_varying_mxfp8_result_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
     honest, calls = te_layer.Layer.results, []
 
-    def varying(self: te_layer.Layer) -> race.Results:
+    def varying(self: te_layer.Layer) -> interleaved.Results:
         found = honest(self)
         calls.append(1)
         found["dprob"].view(torch.int32)[7] ^= len(calls) & 1
@@ -203,9 +203,9 @@ def test_kept_weights_are_rounded_once(monkeypatch: pytest.MonkeyPatch) -> None:
         for name, mode in mxfp8.MODES.items()
     }
     monkeypatch.setattr(mxfp8, "MODES", modes)
-    original, made = exact_weights.of_plain, []
+    original, made = dequantized_weights.of_plain, []
     monkeypatch.setattr(
-        exact_weights, "of_plain", lambda *args, **kw: made.append(1) or original(*args, **kw)
+        dequantized_weights, "of_plain", lambda *args, **kw: made.append(1) or original(*args, **kw)
     )
     with in_use(monkeypatch):
         assert mxfp8.check(SMALL, device="cpu", replays=2)["green"] is True
@@ -214,7 +214,7 @@ def test_kept_weights_are_rounded_once(monkeypatch: pytest.MonkeyPatch) -> None:
         made.clear()
         found = mxfp8.measure(SMALL, Counting(), copy_tbs=4.0, runs=3)
         assert len(made) == 2 * 4 + 2
-    assert race.is_green({f"mxfp8 {SMALL.label}": found})
+    assert interleaved.is_green({f"mxfp8 {SMALL.label}": found})
     rows = [found[name] for name in ("mxfp8", "mxfp8, weights kept")]
     assert rows[0]["against_bf16"] == rows[1]["against_bf16"]
     assert rows[0]["floor_ms"] > rows[1]["floor_ms"]
@@ -244,7 +244,7 @@ def test_what_was_not_rounded_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> N
     found = mxfp8.measure(SMALL, clock, copy_tbs=4.0, runs=3)
     assert clock.timed == ["bf16"]
     assert "differs from bf16 by 0" in found["mxfp8"]["error"]
-    assert not race.is_green({"check x": {"green": True}, "mxfp8 x": found})
+    assert not interleaved.is_green({"check x": {"green": True}, "mxfp8 x": found})
 
 
 def _in_bf16(honest: Callable[[te_layer.Layer], torch.Tensor]) -> Any:
@@ -292,13 +292,13 @@ class _Stub:
         self.values = {"y": given.x.float(), "dprob": given.prob}
         self.deterministic = deterministic
 
-    def step(self) -> race.Results:
+    def step(self) -> interleaved.Results:
         return self.values
 
     def forward(self) -> tuple[torch.Tensor, ...]:
         return self.values["y"], self.values["y"], self.values["y"]
 
-    def backward(self, *_: object, dprob: bool = True) -> race.Results:
+    def backward(self, *_: object, dprob: bool = True) -> interleaved.Results:
         return self.values
 
 
@@ -323,4 +323,4 @@ def test_a_whole_gpu_run_has_every_section(monkeypatch: pytest.MonkeyPatch) -> N
     assert found[f"passes {SMALL.label}"]["backward"]["runs"] == gpu.QUICK.parts
     assert found[f"kernels {SMALL.label}"] == [gpu.QUICK.parts]
     assert found[f"mxfp8 {SMALL.label}"]["mxfp8"]["runs"] == gpu.QUICK.steps
-    assert not race.is_green(found)
+    assert not interleaved.is_green(found)

@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from te_grouped_mlp import host
 from te_grouped_mlp.cli import doctor, frontend_releases, machine, paths
 from te_grouped_mlp.cli.remedies import REMEDIES
+from te_grouped_mlp.integration import installed_te
+from te_grouped_mlp.integration.standalone import loader
+from te_grouped_mlp.op.activations import Activation
 from te_grouped_mlp.op.environment import Environment, Switches
 from te_grouped_mlp.op.layout import Output
 from te_grouped_mlp.op.packages import DISTRIBUTIONS, Absent
 from te_grouped_mlp.op.plan import Reason
-from te_grouped_mlp.op.problem import Activation, RecipeKind
-from te_grouped_mlp.standalone import loader
+from te_grouped_mlp.op.problem import RecipeKind
 from tests.cli import frontend_signatures
 from tests.cli.conftest import ROOT, Shell, python
 
@@ -141,13 +142,6 @@ def test_every_reason_has_a_remedy() -> None:
     assert all(text and not text.endswith(".") for text in REMEDIES.values())
 
 
-def test_backends_are_asked_in_the_order_of_the_selection() -> None:
-    from te_grouped_mlp.op import environment, selection
-
-    for device in ("cpu", "cuda"):
-        assert paths.names(device) == selection.candidates(environment.current(), device)
-
-
 def _machine(**changes: object) -> Environment:
     values: dict[str, object] = {
         "sm": Absent("none"),
@@ -193,7 +187,7 @@ def test_cpu_table_is_what_the_op_plans(kind: Activation, groups: int) -> None:
 
 
 def test_cpu_table_agrees_with_a_real_fusion() -> None:
-    from te_grouped_mlp.cli import step
+    from te_grouped_mlp.measure import step
 
     step.start()
     import te_grouped_mlp
@@ -400,11 +394,11 @@ def test_frontend_table_is_what_the_wheels_hold(tmp_path: Path) -> None:
 
 
 def test_missing_imports_of_standalone_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "STANDALONE_IMPORTS", ("json", "no_such_module"))
+    monkeypatch.setattr(installed_te, "STANDALONE_IMPORTS", ("json", "no_such_module"))
     env = Environment(Absent("x"), {"transformer_engine": "2.20.2"}, {}, Switches(), True)
     offer = doctor._offer("transformer_engine", env)
-    assert offer.endswith("; not installed: no_such_module; " + host.STANDALONE_REMEDY)
-    monkeypatch.setattr(host, "STANDALONE_IMPORTS", ("json",))
+    assert offer.endswith("; not installed: no_such_module; " + installed_te.STANDALONE_REMEDY)
+    monkeypatch.setattr(installed_te, "STANDALONE_IMPORTS", ("json",))
     assert "not installed" not in doctor._offer("transformer_engine", env)
 
 
@@ -413,4 +407,4 @@ def test_the_extra_standalone_names_the_imports() -> None:
     if not file.is_file():
         pytest.skip("a copy of the tests without the repository")
     (line,) = re.findall(r"^standalone = (\[.*\])$", file.read_text(encoding="utf-8"), re.M)
-    assert json.loads(line) == list(host.STANDALONE_IMPORTS)
+    assert json.loads(line) == list(installed_te.STANDALONE_IMPORTS)

@@ -7,7 +7,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from te_grouped_mlp.cli import replay, step
+from te_grouped_mlp.cli import replay
+from te_grouped_mlp.measure import step
 from tests.cli.conftest import Shell
 
 SMALL = ("--n", "3", "--shape", "128,128,384")

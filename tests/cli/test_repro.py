@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from te_grouped_mlp import host
 from te_grouped_mlp.cli import repro
-from te_grouped_mlp.op.problem import Activation
+from te_grouped_mlp.integration import installed_te
+from te_grouped_mlp.op.activations import Activation
 from tests.cli.conftest import Shell, python
 
 SMALL = ("--hidden", "256", "--ffn", "128", "--live", "128", "--padding", "128")
@@ -94,7 +94,7 @@ def test_one_wrong_value_is_seen(name: str, where: str) -> None:
 
 
 def test_without_te_the_message_says_so(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "te_root", lambda: None)
+    monkeypatch.setattr(installed_te, "te_root", lambda: None)
     assert shell("repro") == 1
     assert shell.err.startswith("te-grouped-mlp repro: Transformer Engine is not installed")
     assert len(shell.err.splitlines()) == 1

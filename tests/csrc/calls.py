@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from te_grouped_mlp import _C
-from te_grouped_mlp.op.capacity import Span, span
+from te_grouped_mlp.op.tensors.capacity import Span, span
 from tests.csrc.naive_mxfp8 import POISON, scale_shape
 
 SOURCE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}

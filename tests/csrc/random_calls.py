@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from te_grouped_mlp import _C
-from te_grouped_mlp.op.capacity import Span
+from te_grouped_mlp.op.tensors.capacity import Span
 from tests.csrc.naive_mxfp8 import scale_shape
 
 MARK, MARKS = 0xA5, 64

@@ -41,7 +41,7 @@ def main(path: str, calls: int, seed: int) -> None:
     import transformer_engine_torch as tex
 
     from tests.csrc.random_calls import draw_call
-    from tests.standalone.random_calls import run_spoiled
+    from tests.integration.standalone.random_calls import run_spoiled
 
     draw, told = random.Random(seed), collections.Counter[str]()
     levels = _C.available_simd_levels()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from te_grouped_mlp import _C
-from te_grouped_mlp.op import capacity
+from te_grouped_mlp.op.tensors import capacity
 from tests.csrc.random_calls import Call, draw_call
 
 SEED = 20261130

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from te_grouped_mlp import _C
-from te_grouped_mlp.op.capacity import span
+from te_grouped_mlp.op.tensors.capacity import span
 from tests.csrc import calls, naive_mxfp8
 from tests.csrc.naive_mxfp8 import COLUMN, ROW
 

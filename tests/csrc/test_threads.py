@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from te_grouped_mlp import _C
-from te_grouped_mlp.op.capacity import span
+from te_grouped_mlp.op.tensors.capacity import span
 from tests.csrc import calls
 
 MUCH, LITTLE = 1 << 30, 1 << 10

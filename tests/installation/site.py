@@ -27,7 +27,7 @@ TE_FILES = {
 
 ASK = """
 import importlib.util, json, sys
-from te_grouped_mlp import overlay
+from te_grouped_mlp.integration import overlay
 if "activate" in sys.argv:
     overlay.activate()
 state = overlay.status()

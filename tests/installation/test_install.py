@@ -95,7 +95,7 @@ def test_active_from_the_development_install(source_tree: Path, tmp_path: Path) 
     site.pip("install", "--no-deps", str(next(wheels.glob("*.whl"))))
     answer = site.ask()
     assert answer["active"] is True
-    assert answer["package"] == str(source_tree / "te_grouped_mlp/overlay.py")
+    assert answer["package"] == str(source_tree / "te_grouped_mlp/integration/overlay.py")
     fork = source_tree / "transformer_engine/pytorch/ops/fused/grouped_mlp.py"
     assert answer["origin"] == str(fork)
     # From inside the checkout, where a folder `transformer_engine` lies on sys.path.

@@ -100,7 +100,7 @@ def _same(case: Case, name: str, got: torch.Tensor, want: torch.Tensor) -> None:
 
 def check(case: Case, device: str = "cpu") -> None:
     """Assert that every function gives the bytes of the C++ kernels, in memory full of POISON."""
-    from te_grouped_mlp.op import block_scale
+    from te_grouped_mlp.op.kernels import block_scale
 
     x = source_of(case, device)
     host = x.cpu()
@@ -147,7 +147,7 @@ def check(case: Case, device: str = "cpu") -> None:
 
 def check_pairs(device: str = "cpu") -> None:
     """Assert that pairs are quantized like the two matrices that they interleave, in place too."""
-    from te_grouped_mlp.op import block_scale
+    from te_grouped_mlp.op.kernels import block_scale
 
     # Far apart in size, so that a block of both parts has another scale.
     gate, linear = (
@@ -168,7 +168,7 @@ def check_pairs(device: str = "cpu") -> None:
 
 def check_stray_ends(device: str = "cpu") -> None:
     """Assert that row ends of nonsense, which no host has read, lead to no write past a buffer."""
-    from te_grouped_mlp.op import block_scale
+    from te_grouped_mlp.op.kernels import block_scale
 
     room = 1 << 16
     for rows, cols, ends in (

@@ -23,7 +23,7 @@ def fused_switch(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def hostile_memory() -> Iterator[None]:
     """Start every fresh buffer, data and scales alike, with bytes that are NaN in all formats."""
-    from te_grouped_mlp.op import memory
+    from te_grouped_mlp.op.tensors import memory
 
     with memory.hostile(0xFF):
         yield

@@ -19,8 +19,10 @@ from typing import Any
 import torch
 
 import te_grouped_mlp
-from te_grouped_mlp.op import environment, memory, packages
+from te_grouped_mlp.op import environment, packages
+from te_grouped_mlp.op.activations import Activation
 from te_grouped_mlp.op.plan import Reason, Reject
+from te_grouped_mlp.op.tensors import memory
 from tests.csrc import naive_mxfp8
 from tests.op.backends.reference import naive
 from tests.support import step
@@ -117,14 +119,10 @@ def without_empty_experts(model: Any, case: StepCase) -> Found:
 
 # 4. References on O(1) data ---------------------------------------------------------------------
 
-_CLASSES = {
-    "swiglu": "ScaledSwiGLU",
-    "qgeglu": "ScaledClampedQGeGLU",
-    "situ": "ScaledSiTUGLU",
-    "srelu": "ScaledSReLU",
-    "tanh_srelu": "ScaledTanhSReLU",
-}
-_NAMES = {"glu_linear_offset": "linear_offset", "tanh_clamp_scale": "clamp_scale"}
+
+def kind_of(case: StepCase) -> Activation:
+    """Return the activation of a case."""
+    return Activation(type(step.make_activation(case)).__name__)
 
 
 def emulated(case: StepCase) -> Found:
@@ -137,7 +135,8 @@ def emulated(case: StepCase) -> Found:
     inputs = step.make_inputs(case.but(buffer_rows=None, device="cpu"))
     dense = is_dense(case)
     numbers = naive.Numbers(case.mxfp8, case.dtype)
-    params: dict[str, Any] = {_NAMES.get(k, k): v for k, v in case.parameters.items()}
+    kind = kind_of(case)
+    params: dict[str, Any] = {p.name: case.parameters[p.keyword] for p in kind.row.parameters}
     params["interleave"] = case.interleave
     # As upstream, SReLU alone makes its output anew.
     recompute = case.recompute and case.activation == "srelu"
@@ -146,9 +145,7 @@ def emulated(case: StepCase) -> Found:
     for index, size in enumerate(case.splits):
         group = _group(case, model, inputs, index, slice(start, start + size))
         start += size
-        found = naive.step(
-            group, _CLASSES[case.activation], params, numbers, dense=dense, recompute=recompute
-        )
+        found = naive.step(group, kind.value, params, numbers, dense=dense, recompute=recompute)
         dy, scale = group.dy.float(), None
         if case.scales_bias:
             found["dprob"] += naive_mxfp8.row_dots(dy, group.b2.float()[None], None)
@@ -411,7 +408,7 @@ def _is_of(problem: Any, case: StepCase) -> bool:
         problem.num_groups == len(case.splits)
         and problem.fc1.in_features == case.hidden
         and problem.fc2.in_features == case.ffn
-        and problem.activation.kind.value == _CLASSES[case.activation]
+        and problem.activation.kind is kind_of(case)
         and problem.activation.interleave == (case.interleave if case.gated else None)
     )
 

@@ -531,17 +531,18 @@ class DeviceSplits:
 
 @pytest.mark.parametrize("check", [False, True])
 def test_splits_on_a_device_are_read_only_when_checks_are_on(check: bool) -> None:
-    from te_grouped_mlp.op import te_adapter
+    from te_grouped_mlp.op.te import adapter
 
     splits = DeviceSplits()
-    found = te_adapter.host_splits(splits, environment.Switches(check=check))
+    found = adapter.host_splits(splits, environment.Switches(check=check))
     assert found == ((128, 256) if check else None)
     assert splits.reads == check
 
 
 def _read_call(host: tuple[int, ...] | None, env: dict[str, bool], **changes: Any) -> Any:
     """Read a call as if its splits lay on a GPU; `host` is what was read of them."""
-    from te_grouped_mlp.op import inputs, te_adapter
+    from te_grouped_mlp.op.step import inputs
+    from te_grouped_mlp.op.te import adapter
 
     case = SINGLE.but(**changes)
     model, drawn = step.make_model(case), step.make_inputs(case)
@@ -549,7 +550,7 @@ def _read_call(host: tuple[int, ...] | None, env: dict[str, bool], **changes: An
     ops = step.fused_op(model).basic_ops
     from transformer_engine.common.recipe import MXFP8BlockScaling
 
-    problem = te_adapter.problem_of(*ops, MXFP8BlockScaling())
+    problem = adapter.problem_of(*ops, MXFP8BlockScaling())
     read = inputs.read_inputs(
         ops, problem, drawn.x, [[drawn.split_sizes], [drawn.prob], [drawn.split_sizes]], [{}] * 3
     )
@@ -804,9 +805,10 @@ def test_direct_construction_raises_for_what_does_not_fit(name: str) -> None:
 
 
 def test_direct_construction_raises_for_a_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    from te_grouped_mlp.op import fusion, te_adapter
+    from te_grouped_mlp.op import fusion
+    from te_grouped_mlp.op.te import adapter
 
-    problem = te_adapter.problem_of(*step.make_model(SEVERAL), _recipe("DelayedScaling"))
+    problem = adapter.problem_of(*step.make_model(SEVERAL), _recipe("DelayedScaling"))
     with pytest.raises(ValueError, match="recipe is DelayedScaling; allowed: mxfp8"):
         fusion.require_supported(problem)
 

@@ -17,12 +17,13 @@ import pytest
 from te_grouped_mlp.cli import determinism, frontend_releases, paths
 from te_grouped_mlp.cli.paths import Bias, Question
 from te_grouped_mlp.op import selection
+from te_grouped_mlp.op.activations import Activation
 from te_grouped_mlp.op.environment import Environment, Switches
 from te_grouped_mlp.op.formats import MXFP8, DType
 from te_grouped_mlp.op.layout import Output, RowExtent
 from te_grouped_mlp.op.packages import Absent
 from te_grouped_mlp.op.plan import Plan, Reason
-from te_grouped_mlp.op.problem import Activation, Call, Problem, RecipeKind
+from te_grouped_mlp.op.problem import Call, Problem, RecipeKind
 from tests.cli.conftest import ROOT
 
 PAGE = ROOT / "docs" / "determinism.md"

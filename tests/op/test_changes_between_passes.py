@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 import torch
 
-from te_grouped_mlp.op import environment, memory, selection
+from te_grouped_mlp.op import environment, selection
+from te_grouped_mlp.op.tensors import memory
 from tests.op.backends.cudnn.simulated import simulation
 from tests.support import step, values_backend
 from tests.support.step import StepCase

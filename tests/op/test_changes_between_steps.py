@@ -18,9 +18,10 @@ import pytest
 import torch
 import transformer_engine.pytorch  # noqa: F401  (before what needs its extension)
 
-from te_grouped_mlp.op import environment, te_adapter
+from te_grouped_mlp.op import environment
 from te_grouped_mlp.op.formats import DType
 from te_grouped_mlp.op.problem import Problem, RecipeKind
+from te_grouped_mlp.op.te import adapter
 from tests.support import step
 from tests.support.step import StepCase
 
@@ -295,15 +296,15 @@ def fields_of(problem: Problem) -> dict[str, Any]:
 def test_an_option_of_the_ops(fact: str) -> None:
     change, expected = FACTS[fact]
     model = step.make_model(CASE)
-    before = te_adapter.problem_of(*model, None)
+    before = adapter.problem_of(*model, None)
     change(model)
-    after = fields_of(te_adapter.problem_of(*model, None))
+    after = fields_of(adapter.problem_of(*model, None))
     assert {name for name, value in fields_of(before).items() if after[name] != value} == {
         *expected
     }
     assert {name: after[name] for name in expected} == expected
     # And the record of the others is untouched.
-    assert te_adapter.problem_of(*step.make_model(CASE), None) is before
+    assert adapter.problem_of(*step.make_model(CASE), None) is before
 
 
 @pytest.mark.parametrize(
@@ -321,22 +322,22 @@ def test_a_parameter_of_an_activation(
     activation: str, change: tuple[str, float], field: str
 ) -> None:
     model = step.make_model(CASE.but(activation=activation))
-    before = te_adapter.problem_of(*model, None).activation
+    before = adapter.problem_of(*model, None).activation
     path, value = change
     owner = model[1]
     *parents, name = path.split(".")
     for parent in parents:
         owner = getattr(owner, parent)
     setattr(owner, name, value)
-    after = te_adapter.problem_of(*model, None).activation
+    after = adapter.problem_of(*model, None).activation
     assert after == dataclasses.replace(before, **{field: value})
     assert after != before
 
 
 def test_equal_facts_share_a_record() -> None:
     first, second = step.make_model(CASE), step.make_model(CASE.but(seed=1))
-    problem = te_adapter.problem_of(*first, None)
-    assert te_adapter.problem_of(*second, None) is problem
+    problem = adapter.problem_of(*first, None)
+    assert adapter.problem_of(*second, None) is problem
     assert problem.recipe is RecipeKind.NONE
 
 

@@ -222,11 +222,13 @@ def import_blocked(modules: str, blocked: tuple[str, ...]) -> None:
 
 
 def test_leaves_import_neither_torch_nor_te():
-    import_blocked("layout environment formats scale_layout problem plan", NO_TORCH)
+    import_blocked("layout environment formats tensors.scale_layout problem plan", NO_TORCH)
 
 
 def test_operands_and_the_reference_import_no_te():
-    import_blocked("operands memory backends.base backends.reference.backend", NO_TE)
+    import_blocked(
+        "tensors.operands tensors.memory backends.base backends.reference.backend", NO_TE
+    )
 
 
 def test_the_process_knows_that_it_runs_standalone() -> None:

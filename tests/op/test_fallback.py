@@ -212,7 +212,7 @@ def ask(question: Question) -> tuple[str, str]:
     import transformer_engine.pytorch as te
     from transformer_engine.common import recipe as recipes
 
-    from te_grouped_mlp import standalone
+    from te_grouped_mlp.integration import standalone
     from te_grouped_mlp.op.backends.upstream import capability as upstream
 
     name, options = question.recipe
@@ -240,7 +240,7 @@ def run_scenario(scenario: Scenario, stand_in: Any, ours: dict[str, Any]) -> dic
     """Run two steps and describe them."""
     from transformer_engine.pytorch.ops.fused import grouped_mlp
 
-    from te_grouped_mlp import standalone
+    from te_grouped_mlp.integration import standalone
     from te_grouped_mlp.op.backends.upstream import capability as upstream
 
     error, found = "", {}
@@ -363,7 +363,7 @@ def no_upstream(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """Forget upstream's module, so that it is loaded anew; returns the overlay."""
     import transformer_engine.pytorch  # noqa: F401
 
-    from te_grouped_mlp import overlay
+    from te_grouped_mlp.integration import overlay
 
     monkeypatch.delitem(sys.modules, overlay.UPSTREAM_NAME, raising=False)
     return overlay
@@ -549,7 +549,7 @@ def test_a_decision_reads_as_a_sentence() -> None:
 def test_explain_says_why_upstreams_module_runs(
     refused: str | None, reason: Reason, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from te_grouped_mlp import overlay
+    from te_grouped_mlp.integration import overlay
 
     state = overlay.Status(False, True, refused or "switched off", "", "2.99", True, None)
     monkeypatch.setattr(overlay, "status", lambda: state)

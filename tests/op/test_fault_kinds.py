@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from te_grouped_mlp.op import environment, memory, selection
+from te_grouped_mlp.op import environment, selection
 from te_grouped_mlp.op.layout import RowExtent
 from te_grouped_mlp.op.plan import Plan, Reason
+from te_grouped_mlp.op.tensors import memory
 from tests.op import fixtures
 from tests.op.fixtures import Replayed
 from tests.support import step

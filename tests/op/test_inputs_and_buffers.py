@@ -15,7 +15,7 @@ import torch
 
 from te_grouped_mlp.op import environment
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
-from te_grouped_mlp.op.saved import STASH_MARK
+from te_grouped_mlp.op.step.saved import STASH_MARK
 from tests.op import fixtures
 from tests.support import step
 from tests.support.pairwise import pairwise_rows
@@ -125,7 +125,7 @@ def test_one_buffer_for_both_is_refused(no_work: None) -> None:
 @pytest.fixture
 def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail when a kernel of the backend runs or a token tensor is quantized."""
-    from te_grouped_mlp.op import quantize
+    from te_grouped_mlp.op.tensors import quantize
 
     def refuse(*_args: Any, **_kwargs: Any) -> None:
         raise AssertionError("work was done")

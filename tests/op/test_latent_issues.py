@@ -283,7 +283,7 @@ def test_a_legal_call_does_not_open_the_door_for_an_illegal_one() -> None:
 def test_the_order_of_scales_travels_with_them(launched: Any) -> None:
     """A compact scale buffer has as many bytes as one in tile order: only the flag tells."""
     from te_grouped_mlp.op.backends.reference.arguments import Segment, read
-    from te_grouped_mlp.op.operands import Axis
+    from te_grouped_mlp.op.tensors.operands import Axis
 
     step.run_step(SINGLE.but(hidden=256))
     x = next(args for name, _, args in launched if name == "fc1_act")[0]

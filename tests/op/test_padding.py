@@ -9,7 +9,7 @@ import math
 import pytest
 
 import te_grouped_mlp
-from te_grouped_mlp import host
+from te_grouped_mlp.integration import installed_te
 from te_grouped_mlp.op import environment
 from tests.op.fixtures import TAILS, assert_padding_invisible, exact_size
 from tests.support import step
@@ -86,7 +86,7 @@ def test_a_full_single_group_is_one_dense_matrix() -> None:
 def test_more_experts_than_one_grouped_launch_takes() -> None:
     """TE 2.20 quantizes 64 groups at once, on the CPU as on a GPU; every second is empty here."""
     case = StepCase(splits=(128, 0) * 33, hidden=64, ffn=64, buffer_rows=33 * 128 + 128, fill=1e30)
-    if host.te_version().startswith("2.19."):
+    if installed_te.te_version().startswith("2.19."):
         assert_padding_invisible(case)
         return
     with pytest.raises(RuntimeError, match="group_quantize: num_tensors is 66; allowed: 1 to 64"):

@@ -22,23 +22,13 @@ import pytest
 import torch
 import transformer_engine.pytorch  # noqa: F401  (brings tex, which the op imports)
 
-from te_grouped_mlp.op import (
-    bias_gradient,
-    carriers,
-    checks,
-    environment,
-    inputs,
-    ops_state,
-    quantize,
-    quantizers,
-    saved,
-    te_adapter,
-    te_recipe,
-    weight_gradient,
-)
+from te_grouped_mlp.op import environment
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.layout import Output
 from te_grouped_mlp.op.plan import Reason
+from te_grouped_mlp.op.step import bias_gradient, inputs, ops_state, saved, weight_gradient
+from te_grouped_mlp.op.te import adapter, quantizers
+from te_grouped_mlp.op.tensors import checks, quantize
 from tests.op import fixtures
 from tests.support import step
 from tests.support.prequantized import packed_carrier, run_plain, run_prequantized
@@ -239,7 +229,7 @@ def own_every_input(patch: Patch) -> None:
             tensor.fill_(0xFF)
 
     patch.setattr(weight_gradient, "clear_tensor_data", clear)
-    patch.setattr(te_adapter, "is_gemm_ready", lambda _tensor: False)
+    patch.setattr(adapter, "is_gemm_ready", lambda _tensor: False)
 
 
 @repair("the caller's quantized tensor is kept", own_every_input)
@@ -272,7 +262,7 @@ def _quantizers() -> None:
 
 
 def read_carriers_as_bf16(patch: Patch) -> None:
-    patch.setattr(carriers, "refuse", lambda _op, _attribute: None)
+    patch.setattr(quantizers, "refuse_carriers", lambda _fc1, _fc2: None)
 
 
 @repair("carriers are not read as bf16", read_carriers_as_bf16)
@@ -336,18 +326,25 @@ def add_in_any_order(patch: Patch) -> None:
     """Add rows as float atomics do: in an order that changes from run to run."""
     seeds = itertools.count()
 
-    def column_sums(dy: torch.Tensor, scale: torch.Tensor | None, splits: Any) -> torch.Tensor:
-        values = dy.float() if scale is None else dy.float() * scale.float()[:, None]
+    def column_sums(
+        values: torch.Tensor,
+        sizes: Any = None,
+        *,
+        weights: Any = None,
+        group_end_offsets: Any = None,
+    ) -> torch.Tensor:
+        values = values.float() if weights is None else values.float() * weights.float()[:, None]
+        counts = [values.shape[0]] if sizes is None else sizes.tolist()
         sums = []
-        for start, size in zip(splits.offsets.tolist(), splits.sizes.tolist(), strict=False):
-            order = torch.randperm(size, generator=torch.Generator().manual_seed(next(seeds)))
-            total = torch.zeros(dy.shape[1])
-            for row in values[start : start + size][order]:
+        for group in values[: sum(counts)].split(counts):
+            order = torch.randperm(len(group), generator=torch.Generator().manual_seed(next(seeds)))
+            total = torch.zeros(values.shape[1])
+            for row in group[order]:
                 total = total + row
             sums.append(total)
         return torch.stack(sums)
 
-    patch.setattr(bias_gradient, "column_sums", column_sums)
+    patch.setattr(bias_gradient.group_reductions, "column_sums", column_sums)
 
 
 @repair("bias gradients in a fixed order", add_in_any_order)
@@ -356,7 +353,7 @@ def _fixed_order() -> None:
 
 
 def ignore_the_gradient_format(patch: Patch) -> None:
-    patch.setattr(te_recipe, "HYBRID", "")
+    patch.setattr(quantizers, "HYBRID", "")
 
 
 @repair("gradients in E4M3 only", ignore_the_gradient_format)
@@ -370,7 +367,7 @@ def _hybrid() -> None:
     case = SEVERAL
     model = step.make_model(case)
     with te.autocast(enabled=True, recipe=MXFP8BlockScaling(fp8_format=Format.HYBRID)):
-        problem = te_adapter.problem_of(*model, MXFP8BlockScaling(fp8_format=Format.HYBRID))
+        problem = adapter.problem_of(*model, MXFP8BlockScaling(fp8_format=Format.HYBRID))
     refused = selection.refusals(problem, environment.current())
     assert "reference" in refused
     assert refused["reference"].reason is Reason.GRADIENT_FORMAT

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from te_grouped_mlp.op.operands import Axis
+from te_grouped_mlp.op.tensors.operands import Axis
 from tests.op import fixtures
 from tests.support import step
 from tests.support.pairwise import pairwise_rows

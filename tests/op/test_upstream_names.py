@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import transformer_engine.pytorch as te
 
-from te_grouped_mlp import host
+from te_grouped_mlp.integration import installed_te
 from te_grouped_mlp.op import environment
 from tests.oracle import runner
 
@@ -66,7 +66,7 @@ SWITCHES = {
 @pytest.fixture(params=["installed", pytest.param("2.19.0", marks=pytest.mark.slow)])
 def upstream(request: pytest.FixtureRequest) -> str:
     """The text of upstream's module, of the installed version and of the oldest supported one."""
-    root = host.te_root()
+    root = installed_te.te_root()
     if request.param != "installed":
         root = runner.unpacked(request.param) / "transformer_engine"
     assert root is not None

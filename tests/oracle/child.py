@@ -34,7 +34,7 @@ def main(source: str, target: str) -> None:
         stand_in = frontend_stand_in.install(**dict(setup.frontend))
     import transformer_engine.pytorch  # noqa: F401
 
-    from te_grouped_mlp import standalone
+    from te_grouped_mlp.integration import standalone
 
     if setup.module == OURS:
         te_grouped_mlp.assert_active()
@@ -65,7 +65,8 @@ def _run(setup: Setup, job: Job, stand_in: Any) -> Result:
 
 @contextlib.contextmanager
 def _layout(setup: Setup, job: Job) -> Iterator[None]:
-    from te_grouped_mlp.op import environment, memory
+    from te_grouped_mlp.op import environment
+    from te_grouped_mlp.op.tensors import memory
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(memory.hostile(job.memory))
@@ -100,7 +101,7 @@ def _prequantize(tensor: torch.Tensor, split_sizes: torch.Tensor) -> torch.Tenso
     import transformer_engine_torch as tex
     from transformer_engine.pytorch.tensor.mxfp8_tensor import MXFP8Quantizer
 
-    from te_grouped_mlp.op import memory
+    from te_grouped_mlp.op.tensors import memory
 
     quantizer = MXFP8Quantizer(tex.DType.kFloat8E4M3, rowwise=True, columnwise=False)
     with memory.hostile(0):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from te_grouped_mlp import host
+from te_grouped_mlp.integration import installed_te
 from tests.oracle.jobs import OURS, Job, Result, Setup
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,7 +124,7 @@ def with_module(version: str) -> Path:
     """Return a folder with the installed TE, its fused grouped MLP taken from another release."""
 
     def fill(folder: Path) -> None:
-        root = host.te_root()
+        root = installed_te.te_root()
         assert root is not None
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(root, folder / "transformer_engine", ignore=ignore)

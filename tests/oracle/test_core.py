@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from te_grouped_mlp import host
+from te_grouped_mlp.integration import installed_te
 from tests.oracle import cases
 from tests.oracle.jobs import Job, Result, Setup, differing, non_finite, relative
 from tests.oracle.runner import run
@@ -37,7 +37,7 @@ JOBS = {**RIGHT, **WRONG}
 @pytest.fixture(scope="module")
 def results() -> dict[str, tuple[Result, Result]]:
     """Ours and upstream's results, by name."""
-    version = host.te_version()
+    version = installed_te.te_version()
     if version != "2.20.2":
         pytest.skip(f"the installed TE is {version}; the facts are of 2.20.2")
     ours = run(Setup(), list(JOBS.values()))
@@ -55,8 +55,8 @@ def test_bitwise_equal_where_upstream_is_right(
 
 def test_each_ran_its_own_module(results: dict[str, tuple[Result, Result]]) -> None:
     for ours, upstream in results.values():
-        assert ours.fused == str(host.fork_file())
-        assert upstream.fused.startswith(str(host.te_root()))
+        assert ours.fused == str(installed_te.fork_file())
+        assert upstream.fused.startswith(str(installed_te.te_root()))
         assert ours.calls == []
         assert len(upstream.calls) >= 2
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import pytest
 
-from te_grouped_mlp import host
+from te_grouped_mlp.integration import installed_te
 from tests.oracle import cases
 from tests.oracle.jobs import Job, Result, Setup, differing, non_finite, relative
 from tests.oracle.runner import run
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(host.te_version() != "2.20.2", reason="the facts are of TE 2.20.2"),
+    pytest.mark.skipif(installed_te.te_version() != "2.20.2", reason="the facts are of TE 2.20.2"),
 ]
 
 PADDED = {

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from te_grouped_mlp import host
+from te_grouped_mlp.integration import installed_te
 from tests.oracle import cases
 from tests.oracle.jobs import Job, Result, Setup, differing, relative
 from tests.oracle.runner import cache, run
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(host.te_version() != "2.20.2", reason="the facts are of TE 2.20.2"),
+    pytest.mark.skipif(installed_te.te_version() != "2.20.2", reason="the facts are of TE 2.20.2"),
 ]
 
 MODULES = ("2.20.2", "2.19.0", "2.18.0", "2.17.1")
@@ -37,7 +37,7 @@ def test_bitwise_equal_where_the_release_is_right(
     ours: dict[tuple[str, str], Result], module: str
 ) -> None:
     jobs = cases.right_of(module)
-    root = host.te_root() if module == "2.20.2" else cache() / f"te-2.20.2-with-{module}"
+    root = installed_te.te_root() if module == "2.20.2" else cache() / f"te-2.20.2-with-{module}"
     wrong, refused = [], set()
     for (name, job), theirs in zip(
         jobs.items(), run(Setup(module), list(jobs.values())), strict=True

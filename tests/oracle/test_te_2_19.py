@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from te_grouped_mlp import host
+from te_grouped_mlp.integration import installed_te
 from tests.oracle import cases
 from tests.oracle.jobs import Job, Result, Setup, differing
 from tests.oracle.runner import run, unpacked
@@ -57,7 +57,7 @@ def inside() -> dict[tuple[str, str, str], Result]:
 def test_our_class_is_fused(inside: dict[tuple[str, str, str], Result]) -> None:
     for key, result in inside.items():
         assert result.error == "", key
-        assert result.fused == str(host.fork_file()), key
+        assert result.fused == str(installed_te.fork_file()), key
         assert result.te.startswith(str(unpacked(VERSION))), key
 
 
@@ -74,7 +74,7 @@ def test_padded_equals_exact(inside: dict[tuple[str, str, str], Result]) -> None
     assert compared == 3 * (len(CHOICES) - 1)
 
 
-@pytest.mark.skipif(host.te_version() != "2.20.2", reason="the other side is TE 2.20.2")
+@pytest.mark.skipif(installed_te.te_version() != "2.20.2", reason="the other side is TE 2.20.2")
 def test_same_bits_as_inside_2_20_2(inside: dict[tuple[str, str, str], Result]) -> None:
     jobs = _jobs()
     for (key, job), other in zip(jobs.items(), run(Setup(), list(jobs.values())), strict=True):

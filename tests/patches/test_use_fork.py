@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import te_grouped_mlp
-from te_grouped_mlp import overlay
+from te_grouped_mlp.integration import overlay
 from te_grouped_mlp.patches import engine
 from tests.patches import trees
 
@@ -75,7 +75,7 @@ def with_fork(folder: Path, text: str = _FORK) -> str:
     file.write_text(text)
     return (
         "from pathlib import Path\n"
-        "from te_grouped_mlp import _bootstrap, overlay\n"
+        "from te_grouped_mlp import _bootstrap; from te_grouped_mlp.integration import overlay\n"
         "_bootstrap.OverlayFinder.find_spec = staticmethod(lambda *_: None)\n"
         f"overlay.fork_file = lambda: Path({str(file)!r})\n"
         "overlay._standalone_spec = lambda *_: None"

@@ -21,7 +21,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import te_grouped_mlp
-from te_grouped_mlp.op import environment, memory
+from te_grouped_mlp.op import environment
+from te_grouped_mlp.op.tensors import memory
 from tests.support import step
 
 OLD, OWN = "old", "own"

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from te_grouped_mlp import _C
-from te_grouped_mlp.op.backends.reference.kernels import activations
-from te_grouped_mlp.op.capacity import span
-from te_grouped_mlp.op.problem import Activation, ActivationSpec
+from te_grouped_mlp.op import activations
+from te_grouped_mlp.op.activations import Activation, ActivationSpec
+from te_grouped_mlp.op.tensors.capacity import span
 from tests.support.frontend_machine import (
     Block,
     Machine,
@@ -111,7 +111,7 @@ def _forward(
         if k.bias_tensor is not None:
             values += k.bias_tensor[:, block.expert].float()
         _store_plain(c, values, block)
-        result = activations.forward(spec, values.double())
+        result = activations.evaluate(torch, spec, values.double()).value
         if k.prob_tensor is not None:
             result = result * rows_of(_rows(k.prob_tensor), block)[:, None]
         d.store(result.float(), block)
@@ -141,13 +141,15 @@ def _backward(
     dbias = torch.zeros(w.count, wide) if k.generate_dbias else None
     for block in _blocks(k, a, machine):
         g = _product(k, a, w, block, alpha_power).double()
-        value, parts = activations.differentiate(spec, rows_of(k.c_tensor[:, :, 0], block))
+        pre = rows_of(k.c_tensor[:, :, 0], block)
+        value, derivatives = activations.evaluate(torch, spec, pre)
         if dprob is not None:
             _add_rows(_rows(dprob), (g * value).sum(1).float(), block, machine)
         if prob is not None:
             factor = rows_of(_rows(prob), block)[:, None]
             g, value = g * factor, value * factor
-        values = activations.join(spec, tuple(g * part for part in parts)).float()
+        parts = tuple(g * part for part in derivatives(torch.mul))
+        values = activations.join(torch, spec, parts).float()
         d.store(values, block)
         if not spec.is_gated:
             activated.store(value.float(), block)

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 import torch
 
 from te_grouped_mlp import _C
-from te_grouped_mlp.op.capacity import Span, span
 from te_grouped_mlp.op.formats import MXFP8
-from te_grouped_mlp.op.scale_layout import (
+from te_grouped_mlp.op.tensors.capacity import Span, span
+from te_grouped_mlp.op.tensors.scale_layout import (
     TILE_BYTES,
     column_group_offset,
     column_scale_shape,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from te_grouped_mlp.op import environment
-from tests.standalone import naive
+from tests.integration.standalone import naive
 from tests.support import step
 from tests.support.step import StepCase
 

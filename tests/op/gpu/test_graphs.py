@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from te_grouped_mlp.op import memory
+from te_grouped_mlp.op.tensors import memory
 from tests.op.fixtures import Replayed
 from tests.op.gpu import graphs, recorded
 from tests.op.gpu.graphs import Layers
@@ -126,17 +126,17 @@ def test_several_layers_of_one_shape_in_one_graph(name: str, device: str) -> Non
 @pytest.mark.parametrize("device", ["cpu"], indirect=True)
 def test_copies_of_old_weights_are_seen(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a graph does that was captured with copies made before: the comparison fails."""
-    from te_grouped_mlp.op import weights
+    from te_grouped_mlp.op.tensors import weights
 
     kept: dict[int, tuple[Any, Any]] = {}
-    original = weights.forward_members
+    original = weights.for_forward
 
     def stale(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         # The parameter is kept with its copies, so that no other gets its identity.
         first = parameters[0]
         return kept.setdefault(id(first), (first, original(parameters, *args, **kwargs)))[1]
 
-    monkeypatch.setattr(weights, "forward_members", stale)
+    monkeypatch.setattr(weights, "for_forward", stale)
     case = case_of("mxfp8", device)
     graphs.assert_replay_equals_eager(case, SEQUENCE[:2])
     with pytest.raises(AssertionError, match="differ"):

@@ -12,7 +12,7 @@ import torch
 
 from te_grouped_mlp.op.backends.reference import arguments
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
-from te_grouped_mlp.op.operands import Axis
+from te_grouped_mlp.op.tensors.operands import Axis
 from tests.op.gpu import recorded
 from tests.op.gpu.recorded import Recorded
 from tests.support import step, values_backend
@@ -166,7 +166,7 @@ def test_a_backend_that_rounds_its_activation_is_seen(monkeypatch: pytest.Monkey
 def test_a_quantizer_that_reads_the_tail_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Group boundaries shifted by a tile: other column scales."""
     wanted = recorded.reference(CASE)
-    from te_grouped_mlp.op import quantize
+    from te_grouped_mlp.op.tensors import quantize
 
     original = quantize.tokens
 

@@ -12,7 +12,7 @@ import dataclasses
 
 import torch
 
-from te_grouped_mlp.op.operands import QuantizedCopy
+from te_grouped_mlp.op.tensors.operands import QuantizedCopy
 
 BYTES = 16
 

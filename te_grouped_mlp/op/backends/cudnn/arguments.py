@@ -13,25 +13,19 @@ from typing import Any
 
 import torch
 
+from te_grouped_mlp.op.activations import ActivationSpec
 from te_grouped_mlp.op.backends.cudnn import checks
 from te_grouped_mlp.op.backends.cudnn.signatures import fitting
 from te_grouped_mlp.op.backends.cudnn.views import (
     E4M3,
-    Experts,
     Tokens,
+    WeightArguments,
     as_kernel_matrix,
     column_scales,
 )
 from te_grouped_mlp.op.formats import MXFP8
-from te_grouped_mlp.op.operands import QuantizedCopy
 from te_grouped_mlp.op.packages import RUNTIME_OFFSETS
-from te_grouped_mlp.op.problem import Activation, ActivationSpec
-
-_ACT_NAMES = {
-    Activation.SWIGLU: "swiglu",
-    Activation.CLAMPED_QGEGLU: "geglu",
-    Activation.SITU_GLU: "situglu",
-}
+from te_grouped_mlp.op.tensors.operands import QuantizedCopy
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,7 @@ class Call:
 def glu(
     call: Call,
     a: Tokens,
-    w: Experts,
+    w: WeightArguments,
     spec: ActivationSpec,
     *,
     bias: torch.Tensor | None,
@@ -80,7 +74,7 @@ def glu(
 def srelu(
     call: Call,
     a: Tokens,
-    w: Experts,
+    w: WeightArguments,
     spec: ActivationSpec,
     *,
     bias: torch.Tensor | None,
@@ -91,7 +85,7 @@ def srelu(
         "srelu",
         call.takes,
         _forward(call, a, w, bias, prob),
-        {RUNTIME_OFFSETS: (call.all_rows, False), **_clamp(spec)},
+        {RUNTIME_OFFSETS: (call.all_rows, False), **_unary(spec)},
     )
 
 
@@ -114,7 +108,9 @@ class Derivative:
     deterministic: bool
 
 
-def dglu(call: Call, a: Tokens, w: Experts, spec: ActivationSpec, d: Derivative) -> dict[str, Any]:
+def dglu(
+    call: Call, a: Tokens, w: WeightArguments, spec: ActivationSpec, d: Derivative
+) -> dict[str, Any]:
     """Return the keywords of FC2's data gradient through a gated activation."""
     return fitting(
         "dglu",
@@ -131,7 +127,7 @@ def dglu(call: Call, a: Tokens, w: Experts, spec: ActivationSpec, d: Derivative)
 
 
 def dsrelu(
-    call: Call, a: Tokens, w: Experts, spec: ActivationSpec, d: Derivative
+    call: Call, a: Tokens, w: WeightArguments, spec: ActivationSpec, d: Derivative
 ) -> dict[str, Any]:
     """Return the keywords of FC2's data gradient through a unary activation.
 
@@ -148,7 +144,7 @@ def dsrelu(
             RUNTIME_OFFSETS: (call.all_rows, False),
             # Said either way: left out, the wrapper follows torch's flag and not the plan.
             "deterministic": (d.deterministic, False),
-            **_clamp(spec),
+            **_unary(spec),
         },
     )
 
@@ -156,7 +152,7 @@ def dsrelu(
 def quant(
     call: Call,
     a: Tokens,
-    w: Experts,
+    w: WeightArguments,
     out: torch.Tensor,
     *,
     bias: torch.Tensor | None,
@@ -242,7 +238,7 @@ def wgrad(
     )
 
 
-def _product(call: Call, a: Tokens, w: Experts) -> dict[str, Any]:
+def _product(call: Call, a: Tokens, w: WeightArguments) -> dict[str, Any]:
     return {
         "a_tensor": a.data,
         "sfa_tensor": a.scale,
@@ -257,7 +253,7 @@ def _product(call: Call, a: Tokens, w: Experts) -> dict[str, Any]:
     }
 
 
-def _weights(w: Experts) -> dict[str, Any]:
+def _weights(w: WeightArguments) -> dict[str, Any]:
     if w.stacked is not None:
         data, scale = w.stacked
         return {"b_tensor": data, "sfb_tensor": scale, "b_major": w.major}
@@ -275,7 +271,7 @@ def _quantized_output(call: Call) -> dict[str, Any]:
 
 
 def _forward(
-    call: Call, a: Tokens, w: Experts, bias: torch.Tensor | None, prob: torch.Tensor | None
+    call: Call, a: Tokens, w: WeightArguments, bias: torch.Tensor | None, prob: torch.Tensor | None
 ) -> dict[str, Any]:
     return {
         **_product(call, a, w),
@@ -310,19 +306,16 @@ def _bias(bias: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _gated(spec: ActivationSpec, prefix: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"act_func": prefix + _ACT_NAMES[spec.kind]}
-    if spec.kind is Activation.CLAMPED_QGEGLU:
-        found |= {
-            "linear_offset": spec.linear_offset,
-            "geglu_alpha": spec.alpha,
-            "glu_clamp_max": spec.limit,
-            "glu_clamp_min": -spec.limit,
-        }
-    elif spec.kind is Activation.SITU_GLU:
-        found |= {"situ_beta1": spec.beta1, "situ_beta2": spec.beta2}
-    return found
+    return {"act_func": f"{prefix}{spec.kind.row.act_func}", **_parameters(spec)}
 
 
-def _clamp(spec: ActivationSpec) -> dict[str, tuple[Any, Any]]:
-    clamped = spec.kind is Activation.TANH_SRELU
-    return {"tanh_clamp_scale": (spec.clamp_scale if clamped else None, None)}
+def _unary(spec: ActivationSpec) -> dict[str, tuple[Any, Any]]:
+    return {name: (value, None) for name, value in _parameters(spec).items()}
+
+
+def _parameters(spec: ActivationSpec) -> dict[str, float]:
+    return {
+        name: getattr(spec, each.name) * factor
+        for each in spec.kind.row.parameters
+        for name, factor in each.frontend.items()
+    }

@@ -8,16 +8,18 @@ dGLU's `deterministic`, 1.30.0 has not.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from te_grouped_mlp.op.activations import wrappers
 from te_grouped_mlp.op.environment import WGRAD_SWITCH, Environment
-from te_grouped_mlp.op.fit import INTERLEAVE, feature_refusals
+from te_grouped_mlp.op.fit import INTERLEAVE, activation_refusals, feature_refusals
 from te_grouped_mlp.op.formats import MAX_QUANTIZED_GROUPS, MXFP8, DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
 from te_grouped_mlp.op.packages import RUNTIME_OFFSETS, Absent
-from te_grouped_mlp.op.plan import Reason, Reject
-from te_grouped_mlp.op.problem import Activation, Call, Problem, RecipeKind
+from te_grouped_mlp.op.plan import Plan, Reason, Reject, planned
+from te_grouped_mlp.op.problem import Call, Problem, RecipeKind
 
 NAME = "cudnn"
 
@@ -38,10 +40,6 @@ _NEEDED = {
     "dsrelu": ("dprob_tensor",),
     "quant": (RUNTIME_OFFSETS, "d_tensor"),
     "wgrad": ("wgrad_ptrs",),
-}
-_NEEDED_BY = {
-    Activation.SITU_GLU: (("glu", "situ_beta1"), ("dglu", "situ_beta1")),
-    Activation.TANH_SRELU: (("srelu", "tanh_clamp_scale"), ("dsrelu", "tanh_clamp_scale")),
 }
 
 
@@ -83,9 +81,10 @@ def plan_launches(
     return found if found is not None else tuple(_launches(problem, call, env))
 
 
-def act_wrappers(kind: Activation) -> tuple[str, str]:
-    """Return the short names of the wrappers of FC1 and of FC2's data gradient."""
-    return ("glu", "dglu") if kind.is_gated else ("srelu", "dsrelu")
+def plan(problem: Problem, call: Call, env: Environment, host: Host = GPU) -> Plan | Reject:
+    """Plan a call, or say why it is refused; arguments as of `plan_launches`."""
+    launches = plan_launches(problem, call, env, host)
+    return planned(NAME, problem, call, launches, split_multiple=ROWS_MULTIPLE)
 
 
 def runs_deterministic(problem: Problem, call: Call, env: Environment) -> bool:
@@ -117,6 +116,7 @@ def _problem_refusals(problem: Problem, env: Environment, host: Host) -> Iterato
         detail = f"num_groups is {problem.num_groups}; allowed: 1 to {MAX_QUANTIZED_GROUPS}"
         yield Reject(Reason.OPTION, detail)
     yield from feature_refusals(problem, MXFP8.features_multiple, (INTERLEAVE,))
+    yield from activation_refusals(problem, lambda row: row.act_func is not None)
     yield from _parameter_refusals(problem)
 
 
@@ -138,7 +138,8 @@ def _frontend_refusals(problem: Problem, env: Environment) -> Iterator[Reject]:
         yield Reject(Reason.PACKAGE, env.wrappers.cause)
         return
     kind = problem.activation.kind
-    for wrapper in (*act_wrappers(kind), "quant", "wgrad"):
+    through_activation = wrappers(kind.is_gated)
+    for wrapper in (*through_activation, "quant", "wgrad"):
         if wrapper not in env.wrappers:
             yield Reject(Reason.PACKAGE, f"the installed frontend has no wrapper {wrapper}")
             continue
@@ -146,23 +147,19 @@ def _frontend_refusals(problem: Problem, env: Environment) -> Iterator[Reject]:
             if not env.wrapper_takes(wrapper, argument):
                 detail = f"the installed frontend is too old: {wrapper} has no argument {argument}"
                 yield Reject(Reason.PACKAGE, detail)
-    for wrapper, argument in _NEEDED_BY.get(kind, ()):
-        if not env.wrapper_takes(wrapper, argument):
-            detail = f"{wrapper} has no argument {argument}, which {kind.value} needs"
-            yield Reject(Reason.WRAPPER, detail)
+    for each, wrapper in itertools.product(kind.row.parameters, through_activation):
+        for argument in each.frontend:
+            if not env.wrapper_takes(wrapper, argument):
+                detail = f"{wrapper} has no argument {argument}, which {kind.value} needs"
+                yield Reject(Reason.WRAPPER, detail)
 
 
 def _parameter_refusals(problem: Problem) -> Iterator[Reject]:
     """Refuse parameters that a kernel divides by and its wrapper does not look at."""
-    act = problem.activation
-    values: dict[str, float] = {}
-    if act.kind is Activation.SITU_GLU:
-        values = {"beta1": act.beta1, "beta2": act.beta2}
-    elif act.kind is Activation.TANH_SRELU:
-        values = {"clamp_scale": act.clamp_scale}
-    for name, value in values.items():
-        if not value > 0:
-            yield Reject(Reason.OPTION, f"{name} is {value}; allowed: positive values")
+    for each in problem.activation.kind.row.parameters:
+        value: float = getattr(problem.activation, each.name)
+        if each.is_divisor and not value > 0:
+            yield Reject(Reason.OPTION, f"{each.name} is {value}; allowed: positive values")
 
 
 def _call_refusals(call: Call) -> Iterator[Reject]:
@@ -186,7 +183,7 @@ def _call_refusals(call: Call) -> Iterator[Reject]:
 
 
 def _launches(problem: Problem, call: Call, env: Environment) -> Iterator[Launch]:
-    forward_act, backward_act = act_wrappers(problem.activation.kind)
+    forward_act, backward_act = wrappers(problem.activation.is_gated)
     yield _launch(call, Kernel.QUANTIZE_INPUT, _EITHER)
     yield _launch(call, Kernel.FC1_ACT, _extents(env, forward_act), Output.Y)
     # With BUFFER rows these two and the weight gradients are TE's dense matrix product.
@@ -196,7 +193,7 @@ def _launches(problem: Problem, call: Call, env: Environment) -> Iterator[Launch
     if call.needs_dact or call.wants(Output.DW2):
         yield _launch(call, Kernel.QUANTIZE_GRAD, _EITHER)
     if call.wants(Output.DB2) or (scaled_bias and call.wants(Output.DPROB)):
-        # Not a kernel of the frontend's: sums of a fixed order, see op/bias_gradient.py.
+        # Not a kernel of the frontend's: sums of a fixed order, see op/kernels/group_reductions.py.
         scales = (Output.DPROB,) if scaled_bias else ()
         yield _launch(call, Kernel.FC2_BIAS_GRAD, _EITHER, Output.DB2, *scales)
     if call.needs_dact:
@@ -231,7 +228,7 @@ def _dact_launch(
 
 def _determinism_gap(problem: Problem, call: Call, env: Environment) -> str | None:
     """Say why the kernel cannot keep the order of its sums even on demand, and what to change."""
-    wrapper = act_wrappers(problem.activation.kind)[1]
+    wrapper = wrappers(problem.activation.is_gated)[1]
     if not env.wrapper_takes(wrapper, DETERMINISTIC):
         return (
             f"whose wrapper {wrapper} has no argument {DETERMINISTIC} in the installed frontend "

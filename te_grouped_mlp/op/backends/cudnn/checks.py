@@ -15,8 +15,8 @@ import torch
 from te_grouped_mlp.op.backends.cudnn import alignment
 from te_grouped_mlp.op.backends.cudnn.capability import ROWS_MULTIPLE
 from te_grouped_mlp.op.formats import MXFP8
-from te_grouped_mlp.op.operands import Axis, QuantizedCopy, Splits
-from te_grouped_mlp.op.scale_layout import column_scale_shape, row_scale_shape
+from te_grouped_mlp.op.tensors.operands import Axis, QuantizedCopy, Splits
+from te_grouped_mlp.op.tensors.scale_layout import column_scale_shape, row_scale_shape
 
 
 def packed_scales(name: str, copy: QuantizedCopy, shape: tuple[int, int]) -> None:

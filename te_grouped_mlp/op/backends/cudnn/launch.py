@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from te_grouped_mlp.op.backends.cudnn import alignment, arguments, checks, signatures, streams
-from te_grouped_mlp.op.operands import Splits
 from te_grouped_mlp.op.plan import Plan
+from te_grouped_mlp.op.tensors.operands import Splits
 
 
 class Launch:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import torch
 
-from te_grouped_mlp.op import memory
 from te_grouped_mlp.op.backends.base import (
     DactEpilogue,
     DactResult,
@@ -15,8 +14,15 @@ from te_grouped_mlp.op.backends.base import (
     GemmEpilogue,
 )
 from te_grouped_mlp.op.backends.cudnn import alignment
-from te_grouped_mlp.op.operands import Axis, GroupedOperand, QuantizedCopy, Splits, WeightOperand
 from te_grouped_mlp.op.plan import Plan
+from te_grouped_mlp.op.tensors import memory
+from te_grouped_mlp.op.tensors.operands import (
+    Axis,
+    GroupedOperand,
+    QuantizedCopy,
+    Splits,
+    WeightOperand,
+)
 
 _PROB_DTYPES = (torch.float32, torch.bfloat16)
 

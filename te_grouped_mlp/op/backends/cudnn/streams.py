@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op import memory
 from te_grouped_mlp.op.backends.cudnn.signatures import takes, wrapper
 from te_grouped_mlp.op.layout import Kernel
+from te_grouped_mlp.op.tensors import memory
 
 MEMO_LIMIT = 256
 """Entries that a wrapper may remember; it adds one for every new row count and drops none."""

@@ -9,13 +9,12 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from te_grouped_mlp.op import checks, quantizers, te_adapter
 from te_grouped_mlp.op.backends.upstream import capability
 from te_grouped_mlp.op.environment import Switches, current_switches
 from te_grouped_mlp.op.plan import Reason, Reject
-from te_grouped_mlp.op.probes import determinism_requested
-
-NAME = "upstream"
+from te_grouped_mlp.op.te import adapter, quantizers
+from te_grouped_mlp.op.te.probes import determinism_requested
+from te_grouped_mlp.op.tensors import checks
 
 _CLASSES = {True: "GroupedMLP_CuTeGEMMGLU", False: "GroupedMLP_CuTeGEMMUnary"}
 _FUSIONS = ("fuse_glu_ops", "fuse_ops", "fuse_unary_activation_ops", "fuse_srelu_ops")
@@ -45,7 +44,7 @@ def fuse(triple: tuple[Any, ...], recipe: Any, switches: Switches) -> Any | Reje
         return refusal
     if not any(getattr(module, name).is_supported() for name in _CLASSES.values()):
         return Reject(Reason.PACKAGE, "upstream's is_supported() is False on this machine")
-    named = switches.backend == NAME
+    named = switches.backend == capability.NAME
     if not named:
         refusal = _fault(triple, recipe, module, switches)
         if refusal is not None:
@@ -66,7 +65,7 @@ def _determinism_refusal(
         type(activation).__name__,
         requested=determinism_requested(switches),
         has_own_check=hasattr(module, capability.OWN_CHECK),
-        unchecked=bool(fc1.has_bias) and te_adapter.has_unit_scale(activation, fc1.num_groups),
+        unchecked=bool(fc1.has_bias) and adapter.has_unit_scale(activation, fc1.num_groups),
     )
 
 
@@ -79,10 +78,10 @@ def _fault(
         kind,
         detail,
         fc1.num_groups,
-        te_adapter.linear_spec(fc1),
-        te_adapter.linear_spec(fc2),
-        te_adapter.activation_kind(activation),
-        te_adapter.has_unit_scale(activation, fc1.num_groups),
+        adapter.linear_spec(fc1),
+        adapter.linear_spec(fc2),
+        adapter.activation_kind(activation),
+        adapter.has_unit_scale(activation, fc1.num_groups),
     )
     dense = capability.is_laid_out_densely(
         fc1.num_groups,
@@ -93,7 +92,7 @@ def _fault(
 
 
 def _load() -> ModuleType | Reject:
-    from te_grouped_mlp.overlay import PATCH_MARKER, load_upstream
+    from te_grouped_mlp.integration.overlay import PATCH_MARKER, load_upstream
 
     try:
         return load_upstream()
@@ -124,7 +123,7 @@ def _guarded(op: Any, module: ModuleType, *, named: bool) -> Any:
             checks.same_values(basic_op_extra_inputs[1][0], basic_op_extra_inputs[2][1])
 
     def check_backward(_ctxs: Any = None, grad_output: Any = None, **__: Any) -> None:
-        if not fc2.has_bias or not isinstance(grad_output, te_adapter.GroupedTensor):
+        if not fc2.has_bias or not isinstance(grad_output, adapter.GroupedTensor):
             return
         if determinism_requested(current_switches()):
             raise RuntimeError(

@@ -8,18 +8,11 @@ import dataclasses
 from typing import Any
 
 from te_grouped_mlp.cli.frontend_releases import RELEASES, wrappers
+from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.environment import Environment, Switches
 from te_grouped_mlp.op.formats import MXFP8, DType
 from te_grouped_mlp.op.layout import Output
-from te_grouped_mlp.op.problem import (
-    Activation,
-    ActivationSpec,
-    Call,
-    LinearSpec,
-    Problem,
-    RecipeKind,
-    TensorKind,
-)
+from te_grouped_mlp.op.problem import Call, LinearSpec, Problem, RecipeKind, TensorKind
 
 NEWEST = RELEASES[-1]
 

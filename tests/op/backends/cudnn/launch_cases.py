@@ -12,14 +12,16 @@ from typing import Any
 
 import torch
 
+from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.backends.base import DactEpilogue, Fc1Epilogue, GemmEpilogue
+from te_grouped_mlp.op.backends.cudnn import capability
 from te_grouped_mlp.op.backends.cudnn.backend import CudnnBackend
 from te_grouped_mlp.op.environment import Environment
-from te_grouped_mlp.op.gradients import WgradTarget
 from te_grouped_mlp.op.layout import Kernel, Output, RowExtent
-from te_grouped_mlp.op.operands import Axis
 from te_grouped_mlp.op.plan import Plan
-from te_grouped_mlp.op.problem import Activation, ActivationSpec, LinearSpec
+from te_grouped_mlp.op.problem import LinearSpec
+from te_grouped_mlp.op.tensors.gradients import WgradTarget
+from te_grouped_mlp.op.tensors.operands import Axis
 from tests.op.backends.cudnn import operands
 from tests.op.backends.cudnn.facts import call, problem
 
@@ -161,11 +163,14 @@ FAULTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 }
 
 
+HOST = capability.Host(device="cpu", standalone=True)
+
+
 class Maker:
     """Makes launches over operands of arbitrary bytes."""
 
-    def __init__(self, backend: CudnnBackend, env: Environment) -> None:
-        self._backend, self._env = backend, env
+    def __init__(self, env: Environment) -> None:
+        self._backend, self._env = CudnnBackend(), env
 
     def run(self, case: LaunchCase) -> Any:
         """Make one launch; returns what the operation returns."""
@@ -194,7 +199,7 @@ class Maker:
             *without, rows=ROWS, rows_are_full=case.full, deterministic=case.deterministic,
             unit_scale=case.prob is None,
         )  # fmt: skip
-        plan = self._backend.plan(facts, asked, self._env)
+        plan = capability.plan(facts, asked, self._env, HOST)
         assert isinstance(plan, Plan), plan
         assert plan.layout.use_dense_single_group == case.full
         return plan

@@ -9,8 +9,14 @@ import transformer_engine.pytorch  # noqa: F401  (brings the functions that make
 
 from te_grouped_mlp.op.formats import MXFP8
 from te_grouped_mlp.op.layout import GroupLayout, RowExtent
-from te_grouped_mlp.op.operands import Axis, GroupedOperand, QuantizedCopy, Splits, WeightOperand
-from te_grouped_mlp.op.scale_layout import column_scale_shape, row_scale_shape
+from te_grouped_mlp.op.tensors.operands import (
+    Axis,
+    GroupedOperand,
+    QuantizedCopy,
+    Splits,
+    WeightOperand,
+)
+from te_grouped_mlp.op.tensors.scale_layout import column_scale_shape, row_scale_shape
 
 
 def copy(rows: int, cols: int, axis: Axis, *, swizzled: bool = True) -> QuantizedCopy:

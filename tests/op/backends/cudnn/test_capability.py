@@ -11,21 +11,14 @@ from typing import Any
 import pytest
 
 from te_grouped_mlp.cli.frontend_releases import RELEASES
+from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.backends.cudnn import capability
 from te_grouped_mlp.op.environment import Environment, Switches
 from te_grouped_mlp.op.formats import NVFP4, DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
 from te_grouped_mlp.op.packages import Absent
 from te_grouped_mlp.op.plan import Reason, Reject
-from te_grouped_mlp.op.problem import (
-    Activation,
-    ActivationSpec,
-    Call,
-    LinearSpec,
-    Problem,
-    RecipeKind,
-    TensorKind,
-)
+from te_grouped_mlp.op.problem import Call, LinearSpec, Problem, RecipeKind, TensorKind
 from tests.op.backends.cudnn.facts import NEWEST, NO_BIAS, call, environment, problem
 
 WORKING = RELEASES[RELEASES.index("1.27.0") :]

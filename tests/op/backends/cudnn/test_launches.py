@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from te_grouped_mlp.op.activations import Activation
 from te_grouped_mlp.op.layout import Kernel
-from te_grouped_mlp.op.problem import Activation
 from tests.op.backends.cudnn import fake_cuda, ptx
 from tests.op.backends.cudnn.fake_cuda import Result
 from tests.op.backends.cudnn.launch_cases import FAULTS, GROUPS, ROWS, LaunchCase, cases

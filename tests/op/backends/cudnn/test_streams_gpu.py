@@ -15,7 +15,7 @@ import torch
 
 from te_grouped_mlp.op.backends.cudnn import outputs, streams
 from te_grouped_mlp.op.layout import Kernel
-from te_grouped_mlp.op.operands import Splits
+from te_grouped_mlp.op.tensors.operands import Splits
 from tests.support.gpu import no_waiting
 
 pytestmark = pytest.mark.gpu

@@ -7,18 +7,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from te_grouped_mlp.op.activations import ActivationSpec
 from te_grouped_mlp.op.environment import Environment, Switches
 from te_grouped_mlp.op.formats import UNQUANTIZED, DType
 from te_grouped_mlp.op.layout import Output
 from te_grouped_mlp.op.packages import Absent
-from te_grouped_mlp.op.problem import (
-    ActivationSpec,
-    Call,
-    LinearSpec,
-    Problem,
-    RecipeKind,
-    TensorKind,
-)
+from te_grouped_mlp.op.problem import Call, LinearSpec, Problem, RecipeKind, TensorKind
 from tests.op.backends.reference.cases import ACTIVATIONS
 
 __all__ = ["ACTIVATIONS", "call_of", "environment", "problem_of"]

@@ -10,12 +10,13 @@ import sys
 
 import pytest
 
+from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.backends.cutedsl import capability
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED, DType
 from te_grouped_mlp.op.layout import Kernel, Output, RowExtent
 from te_grouped_mlp.op.packages import Absent
 from te_grouped_mlp.op.plan import Reason, Reject
-from te_grouped_mlp.op.problem import Activation, ActivationSpec, RecipeKind, TensorKind
+from te_grouped_mlp.op.problem import RecipeKind, TensorKind
 from tests.op.backends.cutedsl.problems import ACTIVATIONS, call_of, environment, problem_of
 
 SWIGLU = ACTIVATIONS["swiglu"]

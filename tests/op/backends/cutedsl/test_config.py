@@ -9,10 +9,10 @@ import inspect
 
 import pytest
 
+from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.backends.cutedsl import config, keys, launch
 from te_grouped_mlp.op.backends.cutedsl.config import Op, Tile
 from te_grouped_mlp.op.formats import DType
-from te_grouped_mlp.op.problem import Activation, ActivationSpec
 from tests.op.backends.cutedsl.problems import ACTIVATIONS, problem_of
 
 
@@ -99,7 +99,7 @@ def test_nothing_that_chooses_or_keys_a_kernel_knows_a_token_count():
         assert names.isdisjoint({"rows", "tokens", "call", "splits", "plan"})
     assert {field.name for field in dataclasses.fields(keys.KernelKey)} == {
         "op", "arch", "tile", "spec", "bias", "scale", "pre_activation", "dprob", "activated",
-        "out", "accumulate", "odd", "descending",
+        "out", "accumulate", "odd", "reversed_experts",
     }  # fmt: skip
 
 
@@ -108,18 +108,11 @@ def test_parameters_that_a_kind_does_not_use_make_no_second_kernel():
     other = problem_of(ActivationSpec(Activation.SWIGLU, 32, alpha=3.0, beta1=9.0))
     assert keys.of_problem(one, 9) == keys.of_problem(other, 9)
     used = problem_of(ActivationSpec(Activation.SITU_GLU, 32, beta1=9.0))
-    assert keys.of_problem(used, 9) != keys.of_problem(problem_of(ACTIVATIONS["situ"]), 9)
-
-
-USED = {
-    Activation.CLAMPED_QGEGLU: ("limit", "alpha", "linear_offset"),
-    Activation.SITU_GLU: ("beta1", "beta2"),
-    Activation.TANH_SRELU: ("clamp_scale",),
-}
+    assert keys.of_problem(used, 9) != keys.of_problem(problem_of(ACTIVATIONS["situ_glu"]), 9)
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [(kind, name) for kind, names in USED.items() for name in names]
+    ("kind", "name"), [(kind, each.name) for kind in Activation for each in kind.row.parameters]
 )
 def test_each_parameter_that_a_kind_uses_makes_another_kernel(kind, name):
     """Its value is a constant of the code."""
@@ -132,7 +125,7 @@ def test_each_parameter_that_a_kind_uses_makes_another_kernel(kind, name):
 
 def test_plain_products_behind_gated_activations_share_their_kernels():
     swiglu = keys.of_problem(problem_of(ACTIVATIONS["swiglu"]), 9)
-    situ = keys.of_problem(problem_of(ACTIVATIONS["situ"]), 9)
+    situ = keys.of_problem(problem_of(ACTIVATIONS["situ_glu"]), 9)
     same = [one.op for one, other in zip(swiglu, situ, strict=True) if one == other]
     assert same == [Op.FC2_FORWARD, Op.FC2_WGRAD, Op.FC1_DGRAD, Op.FC1_WGRAD, *config.ROW_OPS]
     halves = keys.of_problem(problem_of(ActivationSpec(Activation.SWIGLU, None)), 9)
@@ -148,15 +141,17 @@ def test_training_needs_each_kernel_once(name):
 
 def test_the_order_in_memory_changes_nothing_else_of_a_kernel():
     up = keys.of_problem(problem_of(ACTIVATIONS["swiglu"], bias=True), 9)
-    down = keys.of_problem(problem_of(ACTIVATIONS["swiglu"], bias=True), 9, descending=True)
-    assert [key.op for key in up if key.descending] == []
-    assert [key.op for key in down if not key.descending] == list(config.ROW_OPS)
-    assert [dataclasses.replace(key, descending=False) for key in down] == list(up)
+    down = keys.of_problem(problem_of(ACTIVATIONS["swiglu"], bias=True), 9, reversed_experts=True)
+    assert [key.op for key in up if key.reversed_experts] == []
+    assert [key.op for key in down if not key.reversed_experts] == list(config.ROW_OPS)
+    assert [dataclasses.replace(key, reversed_experts=False) for key in down] == list(up)
 
 
-@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("reversed_experts", [False, True])
 @pytest.mark.parametrize("main_grad", [False, True])
-def test_a_first_step_compiles_for_the_order_of_its_weights(monkeypatch, main_grad, descending):
+def test_a_first_step_compiles_for_the_order_of_its_weights(
+    monkeypatch, main_grad, reversed_experts
+):
     wanted = []
     monkeypatch.setattr(launch.kernels, "compile_ahead", wanted.extend)
     monkeypatch.setattr(launch.kernels, "target_arch", lambda: 9)
@@ -164,9 +159,9 @@ def test_a_first_step_compiles_for_the_order_of_its_weights(monkeypatch, main_gr
     problem = dataclasses.replace(
         problem, fc1=dataclasses.replace(problem.fc1, main_grad=main_grad)
     )
-    launch.prepare(problem, DType.FLOAT32, descending)
+    launch.prepare(problem, DType.FLOAT32, reversed_experts)
     assert {key.op for key in wanted} == set(Op)
-    assert {key.descending for key in wanted if key.tile is not None} == {descending}
+    assert {key.reversed_experts for key in wanted if key.tile is not None} == {reversed_experts}
     count = len(wanted)
-    launch.prepare(problem, DType.FLOAT32, descending)
+    launch.prepare(problem, DType.FLOAT32, reversed_experts)
     assert len(wanted) == count

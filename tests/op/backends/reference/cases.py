@@ -9,13 +9,18 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op import memory
+from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.backends.base import DactEpilogue, Fc1Epilogue, GemmEpilogue
+from te_grouped_mlp.op.backends.reference import capability
 from te_grouped_mlp.op.environment import Environment, Switches
 from te_grouped_mlp.op.formats import MXFP8, DType, Format
-from te_grouped_mlp.op.gradients import WgradTarget
 from te_grouped_mlp.op.layout import GroupLayout, Kernel, Output
-from te_grouped_mlp.op.operands import (
+from te_grouped_mlp.op.packages import RUNTIME_OFFSETS, Absent
+from te_grouped_mlp.op.plan import Plan
+from te_grouped_mlp.op.problem import Call, LinearSpec, Problem, RecipeKind, TensorKind
+from te_grouped_mlp.op.tensors import memory
+from te_grouped_mlp.op.tensors.gradients import WgradTarget
+from te_grouped_mlp.op.tensors.operands import (
     Axis,
     GroupedOperand,
     QuantizedCopy,
@@ -23,27 +28,15 @@ from te_grouped_mlp.op.operands import (
     WeightOperand,
     torch_dtype,
 )
-from te_grouped_mlp.op.packages import RUNTIME_OFFSETS, Absent
-from te_grouped_mlp.op.plan import Plan
-from te_grouped_mlp.op.problem import (
-    Activation,
-    ActivationSpec,
-    Call,
-    LinearSpec,
-    Problem,
-    RecipeKind,
-    TensorKind,
-)
 from tests.op.backends.reference import naive
 
 ACTIVATIONS = {
-    "swiglu": ActivationSpec(Activation.SWIGLU, 32),
-    "geglu": ActivationSpec(
-        Activation.CLAMPED_QGEGLU, 32, limit=1.5, alpha=1.3, linear_offset=0.75
-    ),
-    "situ": ActivationSpec(Activation.SITU_GLU, 32, beta1=2.0, beta2=3.0),
-    "srelu": ActivationSpec(Activation.SRELU),
-    "tanh_srelu": ActivationSpec(Activation.TANH_SRELU, clamp_scale=1.5),
+    kind.name.lower(): ActivationSpec(
+        kind,
+        32 if kind.is_gated else None,
+        **{each.name: each.trial for each in kind.row.parameters},
+    )
+    for kind in Activation
 }
 GATED = [name for name, spec in ACTIVATIONS.items() if spec.is_gated]
 
@@ -109,7 +102,7 @@ class Case:
     def wide(self) -> int:
         return self.ffn * self.activation.expansion
 
-    def plan(self, backend: Any) -> Plan:
+    def plan(self) -> Plan:
         problem = Problem(
             len(self.splits),
             LinearSpec(self.hidden, self.wide, has_bias=self.fc1_bias),
@@ -131,7 +124,7 @@ class Case:
             deterministic=True,
             format=self.fmt,
         )
-        plan = backend.plan(problem, call, self.env)
+        plan = capability.plan(problem, call, self.env)
         assert isinstance(plan, Plan), plan
         return plan
 
@@ -256,7 +249,7 @@ def weight_operand(
 def run(backend: Any, case: Case, plan: Plan | None = None, byte: int | None = 0xFF) -> dict:
     """One step through the backend's operations over hostile memory; every output by name."""
     with memory.hostile(byte):
-        return _run(backend, case, plan or case.plan(backend), inputs(case))
+        return _run(backend, case, plan or case.plan(), inputs(case))
 
 
 def _run(backend: Any, case: Case, plan: Plan, given: Inputs) -> dict:

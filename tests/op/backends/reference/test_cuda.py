@@ -10,7 +10,7 @@ import torch
 from te_grouped_mlp.op.backends.reference.arguments import moved
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED
-from te_grouped_mlp.op.gradients import WgradTarget
+from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from tests.op.backends.reference.cases import ACTIVATIONS, Case, assert_same, run
 
 HOST = torch.device("cpu")

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scaled activations in fp32 registers, for one element of a tile.
 
-The formulas are those of the reference backend's `kernels/activations.py`. `spec` is read while the
-kernel is traced, so its numbers become constants of the compiled code.
+The formulas are those of `op/activations.py`. `spec` is read while the kernel is traced, so its
+numbers become constants of the compiled code, and an activation without a formula here raises.
 """
 
 import math
@@ -12,9 +12,19 @@ import cutlass.cute as cute
 from cutlass import Float32, const_expr
 from cutlass._mlir_helpers import math as mlir_math
 
-from te_grouped_mlp.op.problem import Activation
+from te_grouped_mlp.op.activations import Activation
 
 _LOG2_E = math.log2(math.e)
+
+
+def require(spec, *allowed):
+    """Raise, while a kernel is traced, unless the formula that follows is that of the activation.
+
+    Raises:
+        NotImplementedError: It is not; the message names it.
+    """
+    if spec.kind not in allowed:
+        raise NotImplementedError(f"{spec.kind.value} has no formula in {__name__}")
 
 
 @cute.jit
@@ -44,6 +54,7 @@ def value_gated(spec, gate: Float32, linear: Float32) -> Float32:
         low = -limit if linear < -limit else linear
         shifted = (limit if low > limit else low) + Float32(spec.linear_offset)
         return clamped * _sigmoid(Float32(spec.alpha) * clamped) * shifted
+    require(spec, Activation.SITU_GLU)
     left = Float32(spec.beta1) * _tanh(gate * Float32(1.0 / spec.beta1)) * _sigmoid(gate)
     return left * (Float32(spec.beta2) * _tanh(linear * Float32(1.0 / spec.beta2)))
 
@@ -68,6 +79,7 @@ def gated_derivative(spec, gate: Float32, linear: Float32):
         d_linear = zero if linear > limit else quick
         d_linear = zero if linear < -limit else d_linear
         return quick * shifted, d_gate, d_linear
+    require(spec, Activation.SITU_GLU)
     s = _sigmoid(gate)
     t_gate = _tanh(gate * Float32(1.0 / spec.beta1))
     t_linear = _tanh(linear * Float32(1.0 / spec.beta2))
@@ -80,6 +92,7 @@ def gated_derivative(spec, gate: Float32, linear: Float32):
 @cute.jit
 def value_unary(spec, x: Float32) -> Float32:
     """Return a unary activation, probability not included."""
+    require(spec, Activation.SRELU, Activation.TANH_SRELU)
     r = x if x > Float32(0.0) else Float32(0.0)
     if const_expr(spec.kind is Activation.TANH_SRELU):
         r = Float32(spec.clamp_scale) * _tanh(r * Float32(1.0 / spec.clamp_scale))
@@ -89,6 +102,7 @@ def value_unary(spec, x: Float32) -> Float32:
 @cute.jit
 def unary_derivative(spec, x: Float32):
     """Return (value, derivative)."""
+    require(spec, Activation.SRELU, Activation.TANH_SRELU)
     r = x if x > Float32(0.0) else Float32(0.0)
     if const_expr(spec.kind is Activation.TANH_SRELU):
         c = Float32(spec.clamp_scale)

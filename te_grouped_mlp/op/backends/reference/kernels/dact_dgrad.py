@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import torch
 
+from te_grouped_mlp.op import activations
 from te_grouped_mlp.op.backends.base import DactEpilogue, DactResult
 from te_grouped_mlp.op.backends.reference import arguments
-from te_grouped_mlp.op.backends.reference.kernels import activations
+from te_grouped_mlp.op.kernels import group_reductions
 from te_grouped_mlp.op.layout import Kernel
-from te_grouped_mlp.op.operands import Axis, GroupedOperand, WeightOperand
 from te_grouped_mlp.op.plan import Plan
+from te_grouped_mlp.op.tensors.operands import Axis, GroupedOperand, WeightOperand
 
 
 def dact_dgrad(
@@ -46,16 +47,18 @@ def dact_dgrad(
         a = arguments.read(dy, Axis.ROW, segment, "dy")
         b = arguments.read_weight(w, Axis.COLUMN, segment.group, "w")
         g = (a @ b).float().double()
-        value, parts = activations.differentiate(spec, pre_activation[segment.span].double())
+        x = pre_activation[segment.span].double()
+        value, derivatives = activations.evaluate(torch, spec, x)
         if dprob is not None:
             dprob[segment.span] = (g * value).sum(1)
         if prob is not None:
             factor = prob[segment.span, None].double()
             g, value = g * factor, value * factor
-        values = activations.join(spec, tuple(g * part for part in parts)).float()
+        parts = tuple(g * part for part in derivatives(torch.mul))
+        values = activations.join(torch, spec, parts).float()
         arguments.write(grad, values, segment)
         if bias_grad is not None:
-            bias_grad[segment.group] = arguments.column_sums(values)
+            bias_grad[segment.group] = group_reductions.column_sums(values)[0]
         if activated is not None:
             arguments.write(activated, value.float(), segment)
     return DactResult(grad, dprob, bias_grad, activated)

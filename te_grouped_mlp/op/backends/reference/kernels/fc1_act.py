@@ -9,13 +9,20 @@ probability to fp32; then one quantization (or one rounding to the compute dtype
 
 from __future__ import annotations
 
-from te_grouped_mlp.op import memory
+import torch
+
+from te_grouped_mlp.op import activations
 from te_grouped_mlp.op.backends.base import Fc1Epilogue, Fc1Result
 from te_grouped_mlp.op.backends.reference import arguments
-from te_grouped_mlp.op.backends.reference.kernels import activations
 from te_grouped_mlp.op.layout import Kernel
-from te_grouped_mlp.op.operands import Axis, GroupedOperand, WeightOperand, torch_dtype
 from te_grouped_mlp.op.plan import Plan
+from te_grouped_mlp.op.tensors import memory
+from te_grouped_mlp.op.tensors.operands import (
+    Axis,
+    GroupedOperand,
+    WeightOperand,
+    torch_dtype,
+)
 
 
 def fc1_act(plan: Plan, x: GroupedOperand, w: WeightOperand, epilogue: Fc1Epilogue) -> Fc1Result:
@@ -40,7 +47,7 @@ def fc1_act(plan: Plan, x: GroupedOperand, w: WeightOperand, epilogue: Fc1Epilog
             values += epilogue.bias[segment.group].float()
         if pre_activation is not None:
             pre_activation[segment.span] = values
-        result = activations.forward(spec, values.double())
+        result = activations.evaluate(torch, spec, values.double()).value
         if epilogue.prob is not None:
             result = result * epilogue.prob[segment.span, None].double()
         arguments.write(activated, result.float(), segment)

@@ -13,8 +13,8 @@ import torch
 from te_grouped_mlp.op.backends.base import GemmEpilogue
 from te_grouped_mlp.op.backends.reference import arguments
 from te_grouped_mlp.op.layout import Kernel
-from te_grouped_mlp.op.operands import Axis, GroupedOperand, WeightOperand
 from te_grouped_mlp.op.plan import Plan
+from te_grouped_mlp.op.tensors.operands import Axis, GroupedOperand, WeightOperand
 
 
 def gemm(

@@ -9,9 +9,9 @@ fp32 target they agree.
 from __future__ import annotations
 
 from te_grouped_mlp.op.backends.reference import arguments
-from te_grouped_mlp.op.gradients import WgradTarget
-from te_grouped_mlp.op.operands import Axis, GroupedOperand
 from te_grouped_mlp.op.plan import Plan
+from te_grouped_mlp.op.tensors.gradients import WgradTarget
+from te_grouped_mlp.op.tensors.operands import Axis, GroupedOperand
 
 
 def wgrad(plan: Plan, x: GroupedOperand, dy: GroupedOperand, target: WgradTarget) -> None:

@@ -1,0 +1,3 @@
+# Copyright (c) 2026, the te-grouped-mlp authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Where this package meets an installed Transformer Engine."""
