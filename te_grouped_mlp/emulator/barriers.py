@@ -152,7 +152,7 @@ def arrive(
 
 
 def try_wait(warp: Warp, base: Value, offset: int, parity: Value, mask: np.ndarray) -> Value:
-    """`mbarrier.try_wait`: whether the phase of a parity has ended; the warp waits if it has not."""
+    """`mbarrier.try_wait`: whether a parity's phase has ended; the warp waits if not."""
     if not base.ndim and not parity.ndim:
         return np.bool_(_passed(warp, int(base) + offset, int(parity)))
     places, parities = spread(base), spread(parity)

@@ -14,7 +14,7 @@ import numpy as np
 
 from te_grouped_mlp.emulator import ptx
 from te_grouped_mlp.emulator.forms import Form
-from te_grouped_mlp.emulator.operands import TYPES, match, refused, used, written
+from te_grouped_mlp.emulator.operands import TYPES, match, refused, used, words_of, written
 
 LOCAL_BASE = 1 << 47
 # First letters of loads, the registers that hold what they loaded, and what to call at a use.
@@ -22,9 +22,7 @@ Loaded = list[tuple[str, set[int], str]]
 
 _DTYPE = {"u": "u", "s": "i", "f": "f"}
 _PREFIX = {"u": "U", "s": "I", "f": "F"}
-_INTEGRAL = {"rni": "np.rint", "rzi": "np.trunc", "rmi": "np.floor", "rpi": "np.ceil"}
-_SIGN = {"add": "+", "sub": "-", "mul": "*"}
-_SPECIAL = re.compile(r"%(?:(?:tid|ntid|ctaid|nctaid|cluster_ctaid|cluster_nctaid|clusterid|nclusterid)"
+_SPECIAL = re.compile(r"%(?:(?:n?tid|n?ctaid|cluster_n?ctaid|n?clusterid)"
                       r"\.[xyz]|laneid|warpid|cluster_ctarank|cluster_nctarank)\Z")  # fmt: skip
 _HOLE = re.compile(r"\{(\w+)(?::(\w+))?\}")
 RESULT = re.compile(r"([usfpTv])(\d*) = (.*)", re.S)
@@ -37,13 +35,8 @@ class Block:
     def __init__(
         self, entry: ptx.Entry, index: int, masked: bool, live: int, traced: bool, loaded: Loaded
     ) -> None:
-        self.entry, self.index, self.masked, self.live, self.traced = (
-            entry,
-            index,
-            masked,
-            live,
-            traced,
-        )
+        self.entry, self.index, self.masked = entry, index, masked
+        self.live, self.traced = live, traced
         self.code: list[tuple[str, ptx.Instruction | None]] = []
         self.instruction: ptx.Instruction = _NOTHING
         self.held: dict[int, set[str]] = {}
@@ -80,10 +73,11 @@ class Block:
         for prefix, registers, call in self.loaded:
             if self.instruction.op.startswith(prefix):
                 self.noted.discard(prefix)
-            elif prefix not in self.noted and not self.instruction.op.startswith("mov."):
-                if used(self.instruction) & registers:
-                    self.emit(call)
-                    self.noted.add(prefix)
+            elif prefix in self.noted or self.instruction.op.startswith("mov."):
+                continue
+            elif used(self.instruction) & registers:
+                self.emit(call)
+                self.noted.add(prefix)
 
     def emit(self, text: str) -> None:
         """Append a line."""
@@ -211,7 +205,7 @@ class Block:
         if form.meaning.startswith("@"):
             getattr(self, form.meaning[1:])(named)
             return
-        words = _words(form.op)
+        words = words_of(form.op)
 
         def fill(hole: re.Match[str]) -> str:
             name, wanted = hole[1], hole[2]
@@ -335,22 +329,3 @@ class Block:
         lane = self.temporary("first(M)")
         self.assign(named["d"], f"U32({lane})", "u", 4)
         self.assign(named["e"], f"LANES == {lane}", "p", 1)
-
-
-def _words(op: str) -> dict[str, str]:
-    """Return what a meaning may say about its opcode."""
-    parts = op.split(".")
-    size = TYPES.get(parts[-1], ("u", 4))[1]
-    count = next((p[1:] for p in parts if re.fullmatch(r"[vx]\d+", p)), "1")
-    second = parts[2] if len(parts) > 2 else ""
-    space = second if parts[1:2] == ["to"] else parts[1] if len(parts) > 1 else ""
-    return {
-        "T": parts[-1], "R": parts[-2].removesuffix("x2") if len(parts) > 1 else "", "sign": _SIGN.get(parts[0], ""),
-        "extreme": {"min": "minimum", "max": "maximum"}.get(parts[0], ""),
-        "integral": _INTEGRAL.get(parts[1] if len(parts) > 1 else "", ""), "up": str("rp" in parts),
-        "space": space.replace("::", "_"), "size": str(size), "n": count,
-        "group": "2" if "cta_group::2" in parts else "1",
-        "relaxed": str("relaxed" in parts), "multicast": str("multicast::cluster::all" in parts),
-        "axis": op.partition("ctaid::")[2][:1], "shfl": second, "vote": second, "redux": second,
-        "atom": second, "kind": op.partition("kind::")[2].partition(".")[0],
-    }  # fmt: skip

@@ -3,16 +3,18 @@
 """The instructions that are known: one table of exact forms.
 
 A row is (section of the PTX ISA 9.1, opcodes, operands, meaning). `{x,y}` in an opcode stands for
-either; what the table does not list is refused. Operands, one letter each, `?` behind an optional one:
+either; what the table does not list is refused. Operands are a letter each, with `?` behind what
+may be absent:
 
 * `d` destination, `e` destination of the second half of `d|p`, `D` destination or vector of them;
 * `a` to `c` values, `p` to `r` predicates, `i` to `k` literals, `V` vector of values or one value;
 * `x` to `z` addresses, `t` a tensor map with coordinates.
 
-The meaning is Python that `codegen` fills in: `{a}` is the operand in the opcode's last type, `{a:u}`
-its bits, `{a:b32}` another type. `kind = expression` stores: `u`, `s`, `f` and `p` say how the result
-is represented (with a width if it is not the type's); `do` stores nothing; `@name` is a method of
-`codegen.Block`. An address gives two arguments, base and offset; `M` are the active lanes, `W` the warp.
+The meaning is Python that `block` fills in: `{a}` is the operand in the opcode's last type,
+`{a:u}` its bits, `{a:b32}` another type. `kind = expression` stores: `u`, `s`, `f` and `p` say how
+the result is represented (with a width if it is not the type's), `v` that it is a vector; `do`
+stores nothing; `@name` is a method of `block.Block`. An address gives two arguments, base and
+offset; `M` are the active lanes, `W` the warp.
 """
 
 from __future__ import annotations
@@ -26,13 +28,18 @@ _BITS = "{b16,b32,b64}"
 _ANY = "{b16,b32,b64,u16,u32,u64,s16,s32,s64,f32,f64}"
 _ELEMENTS = "{b8,u8,s8,b16,u16,s16,b32,u32,s32,f32,b64,u64,s64,f64}"
 _TX = "mbarrier::complete_tx::bytes"
-_DIMS = "{1d,2d,3d,4d,5d}"
+_BOX = "cp.async.bulk.tensor.{1d,2d,3d,4d,5d}"
+_SUM = "cp.reduce.async.bulk.tensor.{1d,2d,3d,4d,5d}"
+_GROUP = "{,.cta_group::1,.cta_group::2}"
+_RELEASE = "{,.release.cta,.release.cluster}"
 _CACHE = "{,.L2::cache_hint}"
+_SCALED = "W, {x}, {a:b64}, {b:b64}, {c:b32}, {q}, '{kind}', ({y}, {z}), {group}, M"
 _MMA = "{,.collector::a::discard,.collector::a::lastuse,.collector::a::fill,.collector::a::use}"
 
+_SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _COMPARE = tuple(
     row
-    for name, sign in (("eq", "=="), ("ne", "!="), ("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="))
+    for name, sign in _SIGNS.items()
     for row in (
         ("9.7.6.2", f"setp.{name}.{{b16,b32,b64,u16,u32,u64,s16,s32,s64,f32}}", "dab",
          f"p = {{a}} {sign} {{b}}"),
@@ -185,14 +192,14 @@ _MEMORY = (
 )  # fmt: skip
 
 _TENSOR = (
-    ("9.7.9.25.5.2", f"cp.async.bulk.tensor.{_DIMS}.{{shared::cluster,shared::cta}}.global.tile.{_TX}"
-     f"{_CACHE}{{,.cta_group::2,.cta_group::1}}", "xtya?", "do tma.load(W, {x}, {t}, {y}, None, {group}, M)"),
-    ("9.7.9.25.5.2", f"cp.async.bulk.tensor.{_DIMS}.shared::cluster.global.tile.{_TX}.multicast::cluster"
-     f"{_CACHE}{{,.cta_group::2,.cta_group::1}}", "xtyab?",
+    ("9.7.9.25.5.2", f"{_BOX}.{{shared::cluster,shared::cta}}.global.tile.{_TX}{_CACHE}{_GROUP}",
+     "xtya?", "do tma.load(W, {x}, {t}, {y}, None, {group}, M)"),
+    ("9.7.9.25.5.2",
+     f"{_BOX}.shared::cluster.global.tile.{_TX}.multicast::cluster{_CACHE}{_GROUP}", "xtyab?",
      "do tma.load(W, {x}, {t}, {y}, {a:b16}, {group}, M)"),
-    ("9.7.9.25.5.2", f"cp.async.bulk.tensor.{_DIMS}.global.shared::cta.tile.bulk_group{_CACHE}", "txa?",
+    ("9.7.9.25.5.2", f"{_BOX}.global.shared::cta.tile.bulk_group{_CACHE}", "txa?",
      "do tma.store(W, {t}, {x}, False, M)"),
-    ("9.7.9.25.5.3", f"cp.reduce.async.bulk.tensor.{_DIMS}.global.shared::cta.add.tile.bulk_group{_CACHE}",
+    ("9.7.9.25.5.3", f"{_SUM}.global.shared::cta.add.tile.bulk_group{_CACHE}",
      "txa?", "do tma.store(W, {t}, {x}, True, M)"),
     ("9.7.9.25.2.1", "cp.async.bulk.commit_group", "", "do tma.commit(W)"),
     ("9.7.9.25.2.2", "cp.async.bulk.wait_group", "i", "do tma.wait(W, {i}, False)"),
@@ -210,11 +217,14 @@ _TENSOR = (
      "do core.copy(W, {x}, {a:b64}, {group}, M)"),
     ("9.7.16.10.9.1", f"tcgen05.mma.cta_group::{{1,2}}.kind::f16{_MMA}", "xabcV?q",
      "do core.multiply(W, {x}, {a:b64}, {b:b64}, {c:b32}, {q}, '{kind}', None, {group}, M)"),
-    ("9.7.16.10.9.1", f"tcgen05.mma.cta_group::{{1,2}}.kind::{{mxf8f6f4,mxf4nvf4}}.block_scale"
-     f".{{block16,block32}}{_MMA}", "xabcyzq",
-     "do core.multiply(W, {x}, {a:b64}, {b:b64}, {c:b32}, {q}, '{kind}', ({y}, {z}), {group}, M)"),
-    ("9.7.16.12.1", "tcgen05.commit.cta_group::{1,2}.mbarrier::arrive::one.shared::cluster.b64", "x",
-     "do core.commit(W, {x}, None, M)"),
+    ("9.7.16.10.9.1",
+     f"tcgen05.mma.cta_group::{{1,2}}.kind::mxf8f6f4.block_scale.block32{_MMA}", "xabcyzq",
+     f"do core.multiply({_SCALED})"),
+    ("9.7.16.10.9.1",
+     f"tcgen05.mma.cta_group::{{1,2}}.kind::mxf4nvf4.block_scale.block16{_MMA}", "xabcyzq",
+     f"do core.multiply({_SCALED})"),
+    ("9.7.16.12.1", "tcgen05.commit.cta_group::{1,2}.mbarrier::arrive::one.shared::cluster.b64",
+     "x", "do core.commit(W, {x}, None, M)"),
     ("9.7.16.12.1", "tcgen05.commit.cta_group::{1,2}.mbarrier::arrive::one.shared::cluster"
      ".multicast::cluster.b64", "xa", "do core.commit(W, {x}, {a:b16}, M)"),
     ("9.7.16.11.1", "tcgen05.fence::{before,after}_thread_sync", "", "do None"),
@@ -239,16 +249,18 @@ _SYNCHRONISE = (
      "do barriers.initialise(W, {x}, {a:b32}, M)"),
     ("9.7.13.15.10", "mbarrier.inval.{shared,shared::cta}.b64", "x",
      "do barriers.invalidate(W, {x}, M)"),
-    ("9.7.13.15.13", "mbarrier.arrive{,.release.cta,.release.cluster}.{shared,shared::cta}.b64", "dxa?",
+    ("9.7.13.15.13", f"mbarrier.arrive{_RELEASE}.{{shared,shared::cta}}.b64", "dxa?",
      "u64 = barriers.arrive(W, {x}, {a:b32}, None, M)"),
-    ("9.7.13.15.13", "mbarrier.arrive{,.release.cta,.release.cluster}.shared::cluster.b64", "dxa?",
+    ("9.7.13.15.13", f"mbarrier.arrive{_RELEASE}.shared::cluster.b64", "dxa?",
      "u64 = barriers.arrive(W, {x}, {a:b32}, None, M)"),
-    ("9.7.13.15.13", "mbarrier.arrive.expect_tx{,.release.cta,.release.cluster}"
-     ".{shared,shared::cta,shared::cluster}.b64", "dxa", "u64 = barriers.arrive(W, {x}, None, {a:b32}, M)"),
+    ("9.7.13.15.13", f"mbarrier.arrive.expect_tx{_RELEASE}"
+     ".{shared,shared::cta,shared::cluster}.b64", "dxa",
+     "u64 = barriers.arrive(W, {x}, None, {a:b32}, M)"),
     ("9.7.13.15.16", "mbarrier.{try_wait,test_wait}.parity{,.acquire.cta,.acquire.cluster}"
      ".{shared,shared::cta}.b64", "dxab?", "p = barriers.try_wait(W, {x}, {a:b32}, M)"),
     ("9.7.13.18.1", f"clusterlaunchcontrol.try_cancel.async.shared::cta.{_TX}"
-     "{,.multicast::cluster::all}.b128", "xy", "do barriers.try_cancel(W, {x}, {y}, {multicast}, M)"),
+     "{,.multicast::cluster::all}.b128", "xy",
+     "do barriers.try_cancel(W, {x}, {y}, {multicast}, M)"),
     ("9.7.13.18.2", "clusterlaunchcontrol.query_cancel.is_canceled.pred.b128", "da",
      "p = {a}[1] != U64(0)"),
     ("9.7.13.18.2", "clusterlaunchcontrol.query_cancel.get_first_ctaid::{x,y,z}.b32.b128", "da",

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 # Rounds in which waits may time out, without anything else happening, before it is a deadlock.
 _PATIENCE = 4
-# In the schedule "random": how many blocks a warp runs on at most, and how often work completes, and how
-# often a wait times out.
+# In the schedule "random": how many blocks a warp runs on at most, how often work completes, and
+# how often a wait times out.
 _QUANTUM, _COMPLETES, _TIMES_OUT = 24, 0.2, 0.3
 
 

@@ -53,13 +53,13 @@ def launch(
     return Launch(text, "k", grid, (threads, 1, 1), cluster, shared, tuple(values))
 
 
-def run(body: str, *arrays: np.ndarray, options: Options = Options(), **shape: object) -> Report:  # noqa: B008
+def run(body: str, *arrays: np.ndarray, options: Options | None = None, **shape: object) -> Report:
     """Run a body over arrays, all of whose bytes count as written."""
     memory = GlobalMemory()
     for number, array in enumerate(arrays):
         memory.register(array.ctypes.data, array.nbytes, name=f"array {number}")
     addresses = [a.ctypes.data for a in arrays]
-    return execute(launch(body, addresses, **shape), memory, options)  # type: ignore[arg-type]
+    return execute(launch(body, addresses, **shape), memory, options or Options())  # type: ignore
 
 
 def line_of(body: str, text: str) -> int:

@@ -83,7 +83,8 @@ def _without(whole: Program, number: int, position: int) -> Program:
 
 # What touches data; a wait after the last of them in every warp only holds the exit back.
 _DATA = ("ld.shared", "ld.global", "st.", "atom", "red.", "cp.async.bulk.tensor", "cp.reduce",
-         "cp.async.c", "tcgen05.ld", "tcgen05.mma", "tcgen05.cp", "clusterlaunchcontrol.try")  # fmt: skip
+         "cp.async.c", "tcgen05.ld", "tcgen05.mma", "tcgen05.cp",
+         "clusterlaunchcontrol.try")  # fmt: skip
 
 
 class Idle:
@@ -100,6 +101,7 @@ class Idle:
         self.pending: dict[object, list[int]] = {}
         self.busy: set[int] = set()
         self.fences: dict[object, int] = {}
+        self.initialising: set[object] = set()
         self.useful: set[int] = set()
         self.touched: dict[object, dict[Shadow, np.ndarray]] = {}
         self.fenced: dict[int, list[tuple[Shadow, np.ndarray]]] = {}
@@ -141,8 +143,11 @@ class Idle:
         if op.startswith(_DATA):
             self.busy.update(self.pending.pop(self.at, ()))
         self.pending.setdefault(self.at, []).append(line)
-        if op.startswith("fence.mbarrier_init"):
-            self.fences[self.at] = line
+        if op.startswith("mbarrier.init"):
+            self.initialising.add(self.at)
+        elif op.startswith("fence.mbarrier_init"):
+            self.fences[self.at] = line if self.at in self.initialising else 0
+            self.initialising.discard(self.at)
         elif op.startswith(("mbarrier.", *_DATA)) and not op.startswith("mbarrier.init"):
             self.useful.add(self.fences.pop(self.at, 0))
         if op.startswith("fence."):
@@ -156,10 +161,10 @@ class Idle:
             if left and line not in self.busy:
                 reasons[line] = "drain at the end"
             elif op.startswith("fence.mbarrier_init") and line not in self.useful:
-                reasons[line] = "another one follows"
+                reasons[line] = "another one does the same"
             elif op.startswith(("fence.proxy.async", "fence.acq_rel")) and not self._matters(line):
                 reasons[line] = "only one proxy touches what it fences"
-            elif op.startswith("mbarrier.t") and self.phases.get(line, 0) == 0:
+            elif self.phases.get(line, 1) == 0:
                 reasons[line] = "meets new barriers only"
             elif op.startswith("mbarrier.t") and not _read(whole, each):
                 reasons[line] = "nothing reads its result"

@@ -18,7 +18,8 @@ from te_grouped_mlp.emulator.faults import (
 from tests.emulator.kernels import run
 
 _INIT = "setp.eq.b32 %p1, %r0, 0; @%p1 mbarrier.init.shared.b64 [%s], {count}; bar.sync 0;"
-_WAIT = "{{ .reg .pred p; AGAIN: mbarrier.try_wait.parity.shared.b64 p, [%s{at}], {parity}; @p bra ON; bra AGAIN; ON: }}"
+_WAIT = """{{ .reg .pred p;
+AGAIN: mbarrier.try_wait.parity.shared.b64 p, [%s{at}], {parity}; @p bra ON; bra AGAIN; ON: }}"""
 
 
 def wait(parity: int = 0, at: str = "") -> str:
@@ -76,13 +77,16 @@ def test_misuse(body: str, message: str) -> None:
 
 
 def test_counts_of_one_barrier_agree() -> None:
-    body = "setp.lt.u32 %p1, %r0, 32; @%p1 bra A; bar.sync 1, 96; bra B; A: bar.sync 1, 64; B: mov.b32 %r1, 0;"
+    body = "setp.lt.u32 %p1, %r0, 32; @%p1 bra A; bar.sync 1, 96; bra B; A: bar.sync 1, 64; B: ret;"
     with pytest.raises(BarrierMisuse, match="others said"):
         run(body, threads=96)
 
 
 def test_an_mbarrier_is_used_after_its_initialisation() -> None:
-    body = "setp.eq.b32 %p1, %r0, 0; @%p1 mbarrier.init.shared.b64 [%s], 32; {barrier} setp.lt.u32 %p2, %r0, 32; @%p2 bra DONE; mbarrier.arrive.shared.b64 %d9, [%s]; DONE: mov.b32 %r1, 0;"
+    body = """
+    setp.eq.b32 %p1, %r0, 0; @%p1 mbarrier.init.shared.b64 [%s], 32; {barrier}
+    setp.lt.u32 %p2, %r0, 32; @%p2 bra DONE; mbarrier.arrive.shared.b64 %d9, [%s]; DONE: ret;
+    """
     run(body.format(barrier="bar.sync 0;"), threads=64)
     with pytest.raises(Race, match="used without order after its initialisation"):
         run(body.format(barrier=""), threads=64)
@@ -151,7 +155,8 @@ def test_clusters_are_cancelled_and_taken_over() -> None:
     NEXT: mul.wide.u32 %d9, %r1, 4; add.s64 %d9, %d0, %d9; add.s32 %r5, %r1, 1;
     setp.eq.b32 %p1, %r0, 0; @%p1 st.global.b32 [%d9], %r5;
     @%p1 mbarrier.arrive.expect_tx.shared.b64 %d8, [%s], 16;
-    @%p1 clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%s+16], [%s];
+    @%p1 clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128
+        [%s+16], [%s];
     AGAIN: mbarrier.try_wait.parity.shared.b64 %p2, [%s], %r2; @!%p2 bra AGAIN;
     ld.shared.v2.b64 {%d2, %d3}, [%s+16]; fence.proxy.async.shared::cta; bar.warp.sync -1;
     mov.b128 %q0, {%d2, %d3}; xor.b32 %r2, %r2, 1;

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Conversions, against a search for the nearest value, and against a GPU's results by their hash."""
+"""Conversions, against a search for the nearest value and the hash of a GPU's results."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from te_grouped_mlp.emulator.codegen import TYPES, expression
 
 F32, U32 = np.float32, np.uint32
 
-# SHA-256 of the results of an H200 over `_inputs`, all bits of all results.
+# SHA-256 of the results of an H200 over `_inputs`: the first half, which is enough to tell.
 _GPU = {
-    "cvt.rn.bf16x2.f32": "3669ca0ce64e1ee57a044c2968949374a0d46419ea381c498aa33d915a3aae5b",
-    "cvt.rz.bf16x2.f32": "857739fb27b73017d73647a1eaffe3a4a057bc2fb0cb7b93f1cb469946793d6e",
-    "cvt.rn.f16x2.f32": "38f1f54819240a5cd47f0eed6a99630cf9f9f6391889003d6f5cadadff724f13",
-    "cvt.rn.satfinite.e4m3x2.f32": "be31b9d051581821190802f00c7fa5bf570202c2649e825da9f160a17c14ac4d",
-    "cvt.rn.satfinite.e5m2x2.f32": "2a94b9e2b7ef40826db2faad2abe4048575bd3cdf905bdd98611b8823702062e",
-    "cvt.rn.f16x2.e4m3x2": "bc2a4bb7c0a27718211ee725ecf57a50ef2c1c998dd93f94bdbbbc65e32daafe",
-    "cvt.rn.f16x2.e5m2x2": "fd3a673cbf5f1c28fe90d2e71e95e279fab8858e097471a3b13606cd31ee343e",
-    "cvt.rn.satfinite.e4m3x2.f16x2": "e23983f2722d93b556d046e8b546550ff1687b5b56e657d657e2a668db95e4ff",
-    "cvt.rna.tf32.f32": "e91279862e20f30c902a257772dd3dc1d52673733d8a7f98a4deb95d69d84310",
-    "cvt.rzi.s32.f32": "e9a2d4bbef94ccc86aa68d2f248867f07d944cb86f2202c5a6f87263f298af59",
-    "cvt.rni.f32.f32": "7ac416a31c31c8e3bb57fd4575daf201e801b62938f4555b7bfdc6a58fbaf704",
-    "cvt.rpi.f32.f32": "286450142ca32dd1298ef64fffce900a6f3f01a21f977aff8f5e1cf20d328bd7",
-    "cvt.rmi.f32.f32": "9950eddc6544c1ed2cc98034d1fb6465e73ed12411e472f659b838f0862284bd",
-    "cvt.rn.relu.bf16x2.f32": "677243a695648555e4906f49391763f393015280b47f033e44c97bc20420bb1b",
-    "max.NaN.f32": "839c6ab8280f7f3e8968aa39a2aed36476fcedb72b506d0f9e29c56ed2fe74a9",
-    "max.f32": "4e43c13ffccf5cd1e2a86cab5e6dba704d0afd9c058063015bae04f5fbaa920a",
-    "min.f32": "e7105495689c781f2870ec3215284f896016465a375a6d7211884fc743d1ba0e",
-    "mul.ftz.f32": "4590ffc79c08f4f89457d7d518db82b0bf828f7bcd0645c930b8e26dcf85a0cd",
-    "fma.rn.ftz.f32": "6996dc2b2a39ab725c80d1a2be417e028d9bb11ee30440bf7728230e8b2821bc",
-    "fma.rn.f32": "6996dc2b2a39ab725c80d1a2be417e028d9bb11ee30440bf7728230e8b2821bc",
-    "fma.rn.bf16x2": "69bae33805cf940658d328f141180c0268e71a250611576e4f5ca42f7a5758ce",
-    "abs.bf16x2": "dcae026be433263233f05c74fe02d21b5bab517857694cd39fa8535ea385f078",
-    "div.rn.f32": "a97d754a8b6bd10ab4dd4b0789fe924b46a5c998b023785485baed715e6aaf17",
-    "add.rn.f32": "4f4a9fcb64f3950c12fe4460d3f498979965dbbaa4503e44ce1222e03db1ae64",
-    "add.ftz.f32": "ade034202c59b063d9bd4e5225ddcaebeff682e8054313b72f3ea00e3d2d0a91",
+    "cvt.rn.bf16x2.f32": "3669ca0ce64e1ee57a044c2968949374",
+    "cvt.rz.bf16x2.f32": "857739fb27b73017d73647a1eaffe3a4",
+    "cvt.rn.f16x2.f32": "38f1f54819240a5cd47f0eed6a99630c",
+    "cvt.rn.satfinite.e4m3x2.f32": "be31b9d051581821190802f00c7fa5bf",
+    "cvt.rn.satfinite.e5m2x2.f32": "2a94b9e2b7ef40826db2faad2abe4048",
+    "cvt.rn.f16x2.e4m3x2": "bc2a4bb7c0a27718211ee725ecf57a50",
+    "cvt.rn.f16x2.e5m2x2": "fd3a673cbf5f1c28fe90d2e71e95e279",
+    "cvt.rn.satfinite.e4m3x2.f16x2": "e23983f2722d93b556d046e8b546550f",
+    "cvt.rna.tf32.f32": "e91279862e20f30c902a257772dd3dc1",
+    "cvt.rzi.s32.f32": "e9a2d4bbef94ccc86aa68d2f248867f0",
+    "cvt.rni.f32.f32": "7ac416a31c31c8e3bb57fd4575daf201",
+    "cvt.rpi.f32.f32": "286450142ca32dd1298ef64fffce900a",
+    "cvt.rmi.f32.f32": "9950eddc6544c1ed2cc98034d1fb6465",
+    "cvt.rn.relu.bf16x2.f32": "677243a695648555e4906f49391763f3",
+    "max.NaN.f32": "839c6ab8280f7f3e8968aa39a2aed364",
+    "max.f32": "4e43c13ffccf5cd1e2a86cab5e6dba70",
+    "min.f32": "e7105495689c781f2870ec3215284f89",
+    "mul.ftz.f32": "4590ffc79c08f4f89457d7d518db82b0",
+    "fma.rn.ftz.f32": "6996dc2b2a39ab725c80d1a2be417e02",
+    "fma.rn.f32": "6996dc2b2a39ab725c80d1a2be417e02",
+    "fma.rn.bf16x2": "69bae33805cf940658d328f141180c02",
+    "abs.bf16x2": "dcae026be433263233f05c74fe02d21b",
+    "div.rn.f32": "a97d754a8b6bd10ab4dd4b0789fe924b",
+    "add.rn.f32": "4f4a9fcb64f3950c12fe4460d3f49897",
+    "add.ftz.f32": "ade034202c59b063d9bd4e5225ddcaeb",
 }
 
 
@@ -80,7 +80,7 @@ def test_results_are_those_of_a_gpu(op: str) -> None:
     if op.endswith(".f32") and not op.startswith(("cvt.rn.", "cvt.rz.", "cvt.rna", "cvt.rzi.s32")):
         # numpy keeps the payload of a NaN; the GPU has one NaN.
         got = np.where(np.isnan(got.view(F32)), U32(0x7FFFFFFF), got)
-    assert hashlib.sha256(got.tobytes()).hexdigest() == _GPU[op]
+    assert hashlib.sha256(got.tobytes()).hexdigest()[:32] == _GPU[op]
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def _run32(body: str, *inputs: np.ndarray, threads: int = 32) -> np.ndarray:
     """Run a body that stores %r9 of each thread; input i of each thread is in %r<i + 1>."""
     out = np.zeros(threads, np.uint32)
     loads = "".join(
-        f"mul.wide.u32 %d40, %r0, 4; add.s64 %d41, %d{i + 1}, %d40; ld.global.b32 %r{i + 1}, [%d41];"
+        f"mul.wide.u32 %d40, %r0, 4; add.s64 %d41, %d{i + 1}, %d40;ld.global.b32 %r{i + 1}, [%d41];"
         for i in range(len(inputs))
     )
     store = "mul.wide.u32 %d40, %r0, 4; add.s64 %d40, %d0, %d40; st.global.b32 [%d40], %r9;"
@@ -150,13 +150,19 @@ def test_lanes_that_part_meet_again() -> None:
 
 
 def test_a_guard_leaves_the_other_lanes_alone() -> None:
-    body = "mov.b32 %r9, 5; setp.gt.u32 %p1, %r0, 20; @!%p1 add.s32 %r9, %r9, %r0; @%p1 mov.b32 %r9, 1;"
+    body = """
+    mov.b32 %r9, 5; setp.gt.u32 %p1, %r0, 20;
+    @!%p1 add.s32 %r9, %r9, %r0; @%p1 mov.b32 %r9, 1;
+    """
     assert (_run32(body) == np.where(_LANE > 20, 1, 5 + _LANE)).all()
 
 
 def test_lanes_may_end_early() -> None:
     out = np.zeros(40, np.uint32)
-    body = "setp.ge.u32 %p1, %r0, 35; @%p1 ret; mul.wide.u32 %d1, %r0, 4; add.s64 %d1, %d0, %d1; st.global.b32 [%d1], 1;"
+    body = """
+    setp.ge.u32 %p1, %r0, 35; @%p1 ret;
+    mul.wide.u32 %d1, %r0, 4; add.s64 %d1, %d0, %d1; st.global.b32 [%d1], 1;
+    """
     run(body, out, threads=40)
     assert out.tolist() == [1] * 35 + [0] * 5
 

@@ -23,7 +23,7 @@ _RANDOM = np.random.default_rng(3)
 
 
 def _place(row: int, byte: int, swizzle: int) -> int:
-    """Return where byte `byte` of a row of 32 lies: atoms of 8 rows, `leading` 128, `stride` 256."""
+    """Return where a byte of a row of 32 lies: atoms of 8 rows."""
     if swizzle == 0:
         return row // 8 * 256 + row % 8 * 16 + byte // 16 * 128 + byte % 16
     width = {6: 32, 4: 64, 2: 128}[swizzle]
@@ -39,16 +39,18 @@ def _mn_place(k: int, row: int, size: int) -> int:
 
 
 def _descriptor(offset: int, swizzle: int, leading: int, stride: int) -> int:
-    """Return the constant part of a descriptor for an operand at an offset from a multiple of 1024."""
+    """Return the descriptor of an operand at an offset into shared memory."""
     return (1024 + offset) >> 4 | leading >> 4 << 16 | stride >> 4 << 32 | 1 << 46 | swizzle << 61
 
 
 _SETUP = """
 setp.lt.u32 %p1, %r0, 32; @!%p1 bra MADE;
 tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%s+16], {columns};
-setp.eq.b32 %p2, %r0, 0; @!%p2 bra MADE; mbarrier.init.shared.b64 [%s], 1; fence.mbarrier_init.release.cluster; MADE:
+setp.eq.b32 %p2, %r0, 0; @!%p2 bra MADE;
+mbarrier.init.shared.b64 [%s], 1; fence.mbarrier_init.release.cluster; MADE:
 mov.b32 %r1, %r0;
-FILL: mul.wide.u32 %d5, %r1, 16; add.s64 %d5, %d1, %d5; ld.global.v4.b32 {{%r2, %r3, %r4, %r5}}, [%d5];
+FILL: mul.wide.u32 %d5, %r1, 16; add.s64 %d5, %d1, %d5;
+ld.global.v4.b32 {{%r2, %r3, %r4, %r5}}, [%d5];
 mad.lo.s32 %r6, %r1, 16, %s; st.shared.v4.b32 [%r6+1024], {{%r2, %r3, %r4, %r5}};
 add.s32 %r1, %r1, 128; setp.lt.u32 %p3, %r1, {chunks}; @%p3 bra FILL;
 {fence} bar.sync 0; ld.shared.b32 %r10, [%s+16];

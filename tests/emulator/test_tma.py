@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from te_grouped_mlp.emulator import EmulationFault, GlobalMemory, Options, Report, execute
+from te_grouped_mlp.emulator import EmulationFault, GlobalMemory, Launch, Options, Report, execute
 from te_grouped_mlp.emulator.faults import (
     BarrierMisuse,
     IllegalOperand,
@@ -163,14 +163,18 @@ def test_a_load_over_what_is_still_read_is_a_race() -> None:
     {load} [%s], [%d10, {{0, 0}}], [%s+8192]; {empty}
     mbarrier.arrive.expect_tx.shared.b64 %d9, [%s+8192], 1024;
     {load} [%s], [%d10, {{0, 8}}], [%s+8192]; bra DONE;
-    READER: {first} ld.shared.b32 %r1, [%s]; {fence} mbarrier.arrive.shared.b64 %d9, [%s+8200]; {second}
+    READER: {first} ld.shared.b32 %r1, [%s]; {fence}
+    mbarrier.arrive.shared.b64 %d9, [%s+8200]; {second}
     DONE: mov.b32 %r2, 0;
     """
     words = {
         "load": _LOAD.format(rank=2), "empty": wait(0, "+8200"), "first": wait(0, "+8192"),
         "second": wait(1, "+8192"), "fence": "fence.proxy.async.shared::cta;",
     }  # fmt: skip
-    what = lambda **change: launch(body.format(**words | change), [], 64, maps=maps, shared=8300)  # noqa: E731
+
+    def what(**change: str) -> Launch:
+        return launch(body.format(**words | change), [], 64, maps=maps, shared=8300)
+
     memory = GlobalMemory()
     memory.register(source.ctypes.data, source.nbytes)
     memory.register(out.ctypes.data, out.nbytes)
@@ -191,19 +195,12 @@ def test_addresses_of_maps_and_boxes_are_checked() -> None:
         _run(_copy(*odd, 56 * 16, (0, 0)), odd, source, out)
     with pytest.raises(Misaligned, match="TMA load to shared memory"):
         _run(_copy(*good, 1024, (0, 0)).replace("[%s], [%d10", "[%s+64], [%d10"), good, source, out)
+    large = [tensor_map(np.lib.stride_tricks.as_strided(source, (16, 64)), (64, 16), 3), good[1]]
     with pytest.raises(OutOfBounds, match="past array 0"):
-        large = [
-            tensor_map(np.lib.stride_tricks.as_strided(source, (16, 64)), (64, 16), 3),
-            good[1],
-        ]
         _run(_copy(*large, 2048, (0, 0)), large, source, out)
+    body = _copy(*good, 1024, (0, 0)).replace("@!%p1 bra DONE;", "")
     with pytest.raises(IllegalOperand, match="different boxes"):
-        body = (
-            _copy(*good, 1024, (0, 0))
-            .replace("@!%p1 bra DONE;", "")
-            .replace("{0, 0}], [%s];", "{%r0, 0}], [%s];")
-        )
-        _run(body, good, source, out)
+        _run(body.replace("{0, 0}], [%s];", "{%r0, 0}], [%s];"), good, source, out)
 
 
 def test_a_map_that_a_kernel_wrote_is_acquired() -> None:
