@@ -67,8 +67,8 @@ class Block:
     def _note_uses(self) -> None:
         """Note the first use of what a load brought: the machine has waited for it then.
 
-        For `tcgen05.ld` the ISA wants a wait, and for `ld.shared` before `st.async` a proxy fence,
-        both of which right kernels leave out where they use the values. A `mov` is no use.
+        For `tcgen05.ld` the ISA wants a wait, for `ld.shared` before `st.async` a proxy fence; right
+        kernels leave both out where they use the values. A `mov` is no use.
         """
         for prefix, registers, call in self.loaded:
             if self.instruction.op.startswith(prefix):
@@ -310,11 +310,10 @@ class Block:
             if size == 16:
                 self.assign(to, f"({', '.join(parts)})", "u", size)
                 return
-            wide = [
-                f"({p}.astype(U{8 * size}) << U{8 * size}({8 * each * k}))"
-                for k, p in enumerate(parts)
-            ]
-            self.assign(to, " | ".join([wide[0].partition(" <<")[0][1:], *wide[1:]]), "u", size)
+            kind = f"U{8 * size}"
+            shifts = [f" << {kind}({8 * each * k})" if k else "" for k in range(len(parts))]
+            wide = [f"({p}.astype({kind}){s})" for p, s in zip(parts, shifts, strict=True)]
+            self.assign(to, " | ".join(wide), "u", size)
         else:
             self.assign(to, self.value(source, "u", size), "u", size)
 
