@@ -67,8 +67,8 @@ class Block:
     def _note_uses(self) -> None:
         """Note the first use of what a load brought: the machine has waited for it then.
 
-        For `tcgen05.ld` the ISA wants a wait, for `ld.shared` before `st.async` a proxy fence; right
-        kernels leave both out where they use the values. A `mov` is no use.
+        The ISA wants a wait after `tcgen05.ld`, and a proxy fence between `ld.shared` and `st.async`;
+        right kernels leave both out where they use the values. A `mov` is no use.
         """
         for prefix, registers, call in self.loaded:
             if self.instruction.op.startswith(prefix):
