@@ -67,7 +67,7 @@ class Block:
     def _note_uses(self) -> None:
         """Note the first use of what a load brought: the machine has waited for it then.
 
-        The ISA wants a wait after `tcgen05.ld`, and a proxy fence between `ld.shared` and `st.async`;
+        The ISA wants a wait after `tcgen05.ld`, and a proxy fence from `ld.shared` to `st.async`;
         right kernels leave both out where they use the values. A `mov` is no use.
         """
         for prefix, registers, call in self.loaded:
