@@ -125,6 +125,10 @@ class GlobalMemory:
             raise KeyError(f"no allocation starts at {address:#x}")
         del self._starts[at], self._allocations[at]
 
+    def allocations(self) -> list[Allocation]:
+        """Return what is registered, by address."""
+        return list(self._allocations)
+
     def snapshot(self) -> Callable[[], None]:
         """Return what puts the bytes of every allocation, and what is known of them, back."""
         names = ("bytes", "written", "from_kernel")
