@@ -1,6 +1,6 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How many removed waits, fences and barriers the emulator notices: `python -m tests.emulator.score`.
+"""How many removed waits, fences and barriers the emulator notices (`make emulator-score`).
 
 Of every own kernel and of one of the cuDNN frontend's of each kind, one instruction at a time is
 taken out, and the launch is repeated under up to 20 schedules until something is noticed. What no
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import re
 import sys
 import time
 from collections import Counter
@@ -88,7 +87,9 @@ class Score:
         found, total, begin = 0, 0, time.perf_counter()
         for mutant in mutants(launch):
             reason = idle.get(mutant.instruction.line)
+            name = f"{mutant.instruction.source} (PTX line {mutant.instruction.line})"
             if reason is not None:
+                print(f"  apart: {name}: {reason}")
                 self.apart[reason] += 1
                 continue
             schedules = (replace(each, max_instructions=limit) for each in self.schedules)
@@ -99,11 +100,11 @@ class Score:
             self.total[mutant.kind] += 1
             self.noticed[mutant.kind] += first is not None
             if first is None:
-                print(f"  missed: {mutant.instruction.source} (PTX line {mutant.instruction.line})")
+                print(f"  missed: {name}")
         restore()
         execute(launch, memory, Options())
-        name = re.sub(r"_object_at.*|kernel_cutlass_kernel_", "", launch.entry)
-        print(f"  {name}: {found} of {total} in {time.perf_counter() - begin:.0f} s", flush=True)
+        seconds = time.perf_counter() - begin
+        print(f"  {launch.entry[:90]}: {found} of {total} in {seconds:.0f} s", flush=True)
 
     def report(self) -> bool:
         """Print the sums; return whether the aim is met."""
