@@ -86,9 +86,7 @@ def plan_launches(
     return found if found is not None else tuple(_launches(problem, call, env))
 
 
-def plan(
-    problem: Problem, call: Call, env: Environment, host: Host | None = None
-) -> Plan | Reject:
+def plan(problem: Problem, call: Call, env: Environment, host: Host | None = None) -> Plan | Reject:
     """Plan a call, or say why it is refused; arguments as of `plan_launches`."""
     launches = plan_launches(problem, call, env, host)
     return planned(NAME, problem, call, launches, split_multiple=ROWS_MULTIPLE)
