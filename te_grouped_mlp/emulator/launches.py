@@ -15,6 +15,7 @@ from te_grouped_mlp.emulator.launch_cases import FFN, GROUPS, ROWS, SPLITS, H, L
 from te_grouped_mlp.op import environment, execution, selection
 from te_grouped_mlp.op.activations import ActivationSpec
 from te_grouped_mlp.op.backends.base import Backend, DactEpilogue, Fc1Epilogue, GemmEpilogue
+from te_grouped_mlp.op.backends.cutedsl.backend import CuteDslBackend
 from te_grouped_mlp.op.backends.reference import arguments as reference
 from te_grouped_mlp.op.environment import Environment
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED, DType, Format
@@ -299,7 +300,7 @@ def _placed(members: list[torch.Tensor], case: LaunchCase) -> list[torch.Tensor]
 
 def _paired(plan: Plan, backend: Backend) -> bool:
     """Whether a backend keeps gate and linear columns side by side, instead of in blocks."""
-    return backend.name == "cutedsl" and plan.problem.activation.is_gated
+    return isinstance(backend, CuteDslBackend) and plan.problem.activation.is_gated
 
 
 def _in_pairs(values: torch.Tensor, plan: Plan, backend: Backend) -> torch.Tensor:
