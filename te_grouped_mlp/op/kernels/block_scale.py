@@ -287,7 +287,7 @@ def _check_groups(
         _check_buffer("group_end_offsets", group_end_offsets, torch.int32, 1, device)
         if rows % TILE:
             raise ValueError(f"rows is {rows}; allowed: multiples of {TILE} with group_end_offsets")
-        return group_end_offsets.numel()
+        return int(group_end_offsets.numel())
     if members < 1 or rows % (members * BLOCK):
         raise ValueError(
             f"members is {members} for {rows} rows; allowed: equal members of a multiple of "

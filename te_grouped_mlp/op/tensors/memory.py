@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from te_grouped_mlp.op import emulated
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _fill_byte: int | None = None
@@ -28,7 +30,11 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) 
         A tensor the caller owns. Its content is whatever the allocator had, or the byte of the
         innermost `poisoned` block in every position. Never synchronises.
     """
-    out = torch.empty(tuple(shape), dtype=dtype, device=device)
+    gpu = emulated.device()
+    if gpu is None:
+        out = torch.empty(tuple(shape), dtype=dtype, device=device)
+    else:
+        out = gpu.empty(shape, dtype)
     if _fill_byte is not None and out.numel():
         out.view(-1).view(torch.uint8).fill_(_fill_byte)
     return out
@@ -60,7 +66,8 @@ def current_of(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return contextlib.nullcontext()
-    return torch.cuda.device(device)
+    there: contextlib.AbstractContextManager[Any] = torch.cuda.device(device)
+    return there
 
 
 def on_device_of_tensor(run: F) -> F:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
+from te_grouped_mlp.op import emulated
 from te_grouped_mlp.op.tensors import memory, stacking
 from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.tensors.operands import (
@@ -71,8 +72,9 @@ def _values_of(copy: QuantizedCopy, operand: GroupedOperand) -> torch.Tensor:
 
 
 def require_bf16(name: str, tensor: torch.Tensor) -> None:
-    """Raise ValueError unless a tensor is bf16 on a CUDA device."""
-    if tensor.dtype is not torch.bfloat16 or not tensor.is_cuda:
+    """Raise ValueError unless a tensor is bf16 on a CUDA device, or on what stands for one."""
+    on_device = tensor.is_cuda or emulated.device() is not None
+    if tensor.dtype is not torch.bfloat16 or not on_device:
         raise ValueError(
             f"{name} is {tensor.dtype} on {tensor.device}; allowed: torch.bfloat16 on cuda"
         )

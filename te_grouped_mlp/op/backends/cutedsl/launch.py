@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable
 
 import torch
 
+from te_grouped_mlp.op import emulated
 from te_grouped_mlp.op.backends.cutedsl import compile as kernels
 from te_grouped_mlp.op.backends.cutedsl import keys
 from te_grouped_mlp.op.backends.cutedsl.config import Op
@@ -174,4 +175,7 @@ def _active_clusters(size: int, device: int) -> int:
     CuTe DSL would compile a kernel to ask the driver. Processors come in pairs, so clusters of two
     fill the GPU; a number that is too high for larger ones would only make some wait.
     """
+    gpu = emulated.device()
+    if gpu is not None:
+        return gpu.active_clusters(size)
     return int(torch.cuda.get_device_properties(device).multi_processor_count) // size
