@@ -82,12 +82,12 @@ def discrete(op: Any, kind: str) -> Sequence[torch.Tensor]:
     names, take = _names(kind, op.num_groups)
     try:
         # Not getattr: a module looks in three places, for hundreds of weights at every call.
-        found = take(op._parameters)
+        parameters = take(op._parameters)
     except KeyError:
         # Parametrizations and FSDP put something else than a parameter there.
         return [getattr(op, name) for name in names]
     # One name gives the bare value.
-    return found if isinstance(found, tuple) else (found,)
+    return parameters if isinstance(parameters, tuple) else (parameters,)
 
 
 @functools.cache
@@ -154,8 +154,8 @@ def _activation_facts(op: Any) -> tuple[Activation, tuple[tuple[str, Any], ...]]
         allowed = ", ".join(kind.value for kind in Activation if hasattr(basic, kind.value))
         raise TypeError(f"activation is {type(op).__name__}; allowed: {allowed}")
     values: list[tuple[str, Any]] = [("recompute", flag(op, "activation_recompute_in_mlp"))]
-    for each in kind.row.parameters:
-        values.append((each.name, each.read(op)))
+    for parameter in kind.row.parameters:
+        values.append((parameter.name, parameter.read(op)))
     if kind.row.is_gated:
         values.append(("interleave", op.glu_interleave_size or None))
     return kind, tuple(values)

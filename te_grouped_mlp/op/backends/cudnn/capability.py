@@ -82,8 +82,8 @@ def plan_launches(
         Every launch of the forward and of the backward. Those that add with float atomics under
         this call do not name the sums as deterministic, and say why.
     """
-    found = refusal(problem, env, host) or next(_call_refusals(call), None)
-    return found if found is not None else tuple(_launches(problem, call, env))
+    reject = refusal(problem, env, host) or next(_call_refusals(call), None)
+    return reject if reject is not None else tuple(_launches(problem, call, env))
 
 
 def plan(problem: Problem, call: Call, env: Environment, host: Host | None = None) -> Plan | Reject:
@@ -152,8 +152,8 @@ def _frontend_refusals(problem: Problem, env: Environment) -> Iterator[Reject]:
             if not env.wrapper_takes(wrapper, argument):
                 detail = f"the installed frontend is too old: {wrapper} has no argument {argument}"
                 yield Reject(Reason.PACKAGE, detail)
-    for each, wrapper in itertools.product(kind.row.parameters, through_activation):
-        for argument in each.frontend:
+    for parameter, wrapper in itertools.product(kind.row.parameters, through_activation):
+        for argument in parameter.frontend:
             if not env.wrapper_takes(wrapper, argument):
                 detail = f"{wrapper} has no argument {argument}, which {kind.value} needs"
                 yield Reject(Reason.WRAPPER, detail)
@@ -161,10 +161,10 @@ def _frontend_refusals(problem: Problem, env: Environment) -> Iterator[Reject]:
 
 def _parameter_refusals(problem: Problem) -> Iterator[Reject]:
     """Refuse parameters that a kernel divides by and its wrapper does not look at."""
-    for each in problem.activation.kind.row.parameters:
-        value: float = getattr(problem.activation, each.name)
-        if each.is_divisor and not value > 0:
-            yield Reject(Reason.OPTION, f"{each.name} is {value}; allowed: positive values")
+    for parameter in problem.activation.kind.row.parameters:
+        value: float = getattr(problem.activation, parameter.name)
+        if parameter.is_divisor and not value > 0:
+            yield Reject(Reason.OPTION, f"{parameter.name} is {value}; allowed: positive values")
 
 
 def _call_refusals(call: Call) -> Iterator[Reject]:
@@ -173,7 +173,7 @@ def _call_refusals(call: Call) -> Iterator[Reject]:
     if call.dtype not in _DTYPES:
         yield Reject(Reason.DTYPE, f"dtype is {call.dtype.value}; allowed: bfloat16, float16")
     if call.prob_dtype not in _PROB_DTYPES:
-        allowed = ", ".join(each.value for each in _PROB_DTYPES)
+        allowed = ", ".join(dtype.value for dtype in _PROB_DTYPES)
         detail = f"probability dtype is {call.prob_dtype.value}; allowed: {allowed}"
         yield Reject(Reason.DTYPE, detail)
     if call.rows % ROWS_MULTIPLE:
@@ -227,8 +227,10 @@ def _dact_launch(
             "whose kernel adds with float atomics because no deterministic result was asked for; "
             "ask before the forward"
         )
-    kept = frozenset() if cause else sums
-    return Launch(Kernel.DACT_DGRAD, extents, outputs=sums, deterministic=kept, cause=cause)
+    deterministic = frozenset() if cause else sums
+    return Launch(
+        Kernel.DACT_DGRAD, extents, outputs=sums, deterministic=deterministic, cause=cause
+    )
 
 
 def _determinism_gap(problem: Problem, call: Call, env: Environment) -> str | None:

@@ -47,8 +47,8 @@ def plan_launches(problem: Problem, call: Call, env: Environment) -> tuple[Launc
     Returns:
         Every launch of the forward and of the backward; all are deterministic in all outputs.
     """
-    found = refusal(problem, env) or next(_call_refusals(problem, call), None)
-    return found if found is not None else tuple(_launches(problem, call, env))
+    reject = refusal(problem, env) or next(_call_refusals(problem, call), None)
+    return reject if reject is not None else tuple(_launches(problem, call, env))
 
 
 def plan(problem: Problem, call: Call, env: Environment) -> Plan | Reject:
