@@ -43,7 +43,7 @@ __all__ = [
     "clear_tensor_data",
     "compute_dtype",
     "has_unit_scale",
-    "host_splits",
+    "sizes_on_host",
     "is_gemm_ready",
     "is_quantized",
     "leader",
@@ -214,7 +214,7 @@ def compute_dtype(weight: torch.Tensor) -> torch.dtype:
     return weight.dtype
 
 
-def host_splits(split_sizes: torch.Tensor, switches: Switches) -> tuple[int, ...] | None:
+def sizes_on_host(split_sizes: torch.Tensor, switches: Switches) -> tuple[int, ...] | None:
     """Return the split sizes where the host may read them: CPU tensors, or when checks are on.
 
     Synchronises with a GPU only under NVTE_GROUPED_MLP_CHECK=1.
@@ -236,7 +236,7 @@ def read_splits(
 
     Args:
         split_sizes: int32 or int64 (G,).
-        sizes_on_host: The result of `host_splits`.
+        sizes_on_host: The result of `sizes_on_host`.
         plan: Of the call; quantizing tokens takes element offsets of each width, the kernels on
             plain values take int32 row offsets.
         device: The op's device.

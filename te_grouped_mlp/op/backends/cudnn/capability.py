@@ -44,7 +44,7 @@ _NEEDED = {
 
 
 @dataclass(frozen=True)
-class Host:
+class Placement:
     """Where the kernels are: on a GPU behind TE's extension; or emulated, or simulated by tests, on
     a CPU.
     """
@@ -53,22 +53,24 @@ class Host:
     standalone: bool = False
 
 
-GPU = Host()
-EMULATED = Host(device="cpu", standalone=True)
+GPU = Placement()
+EMULATED = Placement(device="cpu", standalone=True)
 
 
-def host_of(env: Environment) -> Host:
+def placement_of(env: Environment) -> Placement:
     """Return where the kernels are on this machine."""
     return EMULATED if env.emulated else GPU
 
 
-def refusal(problem: Problem, env: Environment, host: Host | None = None) -> Reject | None:
+def refusal(
+    problem: Problem, env: Environment, placement: Placement | None = None
+) -> Reject | None:
     """Return the first cause for which no call of `problem` could run here, or None."""
-    return next(_problem_refusals(problem, env, host or host_of(env)), None)
+    return next(_problem_refusals(problem, env, placement or placement_of(env)), None)
 
 
 def plan_launches(
-    problem: Problem, call: Call, env: Environment, host: Host | None = None
+    problem: Problem, call: Call, env: Environment, placement: Placement | None = None
 ) -> tuple[Launch, ...] | Reject:
     """Return the launches that the call needs, in order, or the first cause that rules it out.
 
@@ -76,19 +78,21 @@ def plan_launches(
         problem: The facts of the fused op.
         call: The facts of the call.
         env: The machine; its wrappers decide row extents and determinism.
-        host: Where the kernels are; None for what `env` says.
+        placement: Where the kernels are; None for what `env` says.
 
     Returns:
         Every launch of the forward and of the backward. Those that add with float atomics under
         this call do not name the sums as deterministic, and say why.
     """
-    reject = refusal(problem, env, host) or next(_call_refusals(call), None)
+    reject = refusal(problem, env, placement) or next(_call_refusals(call), None)
     return reject if reject is not None else tuple(_launches(problem, call, env))
 
 
-def plan(problem: Problem, call: Call, env: Environment, host: Host | None = None) -> Plan | Reject:
+def plan(
+    problem: Problem, call: Call, env: Environment, placement: Placement | None = None
+) -> Plan | Reject:
     """Plan a call, or say why it is refused; arguments as of `plan_launches`."""
-    launches = plan_launches(problem, call, env, host)
+    launches = plan_launches(problem, call, env, placement)
     return planned(NAME, problem, call, launches, split_multiple=ROWS_MULTIPLE)
 
 
@@ -100,11 +104,11 @@ def runs_deterministic(problem: Problem, call: Call, env: Environment) -> bool:
     return call.deterministic and _determinism_gap(problem, call, env) is None
 
 
-def _problem_refusals(problem: Problem, env: Environment, host: Host) -> Iterator[Reject]:
-    if problem.device != host.device:
-        yield Reject(Reason.DEVICE, f"device is {problem.device}; allowed: {host.device}")
+def _problem_refusals(problem: Problem, env: Environment, placement: Placement) -> Iterator[Reject]:
+    if problem.device != placement.device:
+        yield Reject(Reason.DEVICE, f"device is {problem.device}; allowed: {placement.device}")
     yield from _architecture_refusals(env)
-    if env.standalone and not host.standalone:
+    if env.standalone and not placement.standalone:
         yield Reject(Reason.PACKAGE, "Transformer Engine's extension is not installed")
     yield from _frontend_refusals(problem, env)
     if problem.recipe is not RecipeKind.MXFP8:
