@@ -7,6 +7,7 @@
 #   make test PYTEST_ARGS="-k layout" the tests
 #   make VENV=.venv-2.13 TORCH=torch==2.13.0 test   the same with a chosen torch, beside the other
 #   make PIP_ARGS="--pre" test        arguments for every pip call
+#   make emulator-score               how many removed waits of the kernels the emulator notices
 #   make PY=python3 test-gpu          the tests of a device, in an environment that has everything
 
 PYTHON ?= python3
@@ -35,7 +36,10 @@ KERNELS_STAMP := $(VENV)/.kernels
 SETTINGS := $(VENV)/.settings
 BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt te_grouped_mlp.pth $(shell find csrc -type f)
 
-.PHONY: help venv repro test test-slow test-torch test-gpu lint bench wheel aarch64 clean FORCE
+# The tests and the wheel have the C++ extension, or fail here.
+export TE_GROUPED_MLP_REQUIRE_EXTENSION := 1
+
+.PHONY: help venv repro test test-slow test-torch test-gpu lint emulator-score bench wheel aarch64 clean FORCE
 .DEFAULT_GOAL := help
 
 help:
@@ -100,6 +104,10 @@ lint: venv
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+
+# Minutes: removed waits, fences and barriers of the GPU kernels, executed on an emulated GPU.
+emulator-score: $(KERNELS_STAMP)
+	OMP_NUM_THREADS=1 $(PY) -m tests.emulator.score
 
 # Each program prints its own table; one that fails, by its correctness gate or by an aim that the
 # machine misses, does not keep the others from running.

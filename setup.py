@@ -22,6 +22,8 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 PTH = "te_grouped_mlp.pth"
+# Set to 1, an installation fails where the extension cannot be built; see op/extension.py.
+REQUIRE = "TE_GROUPED_MLP_REQUIRE_EXTENSION"
 FORK_DIR = "transformer_engine/pytorch/ops/fused"
 # Of the emulator, beside the extension; loaded by path, so it has no name that Python could import.
 RUNTIME_SHIM = "emulator/libcute_dsl_runtime.so"
@@ -48,14 +50,54 @@ def tool(name: str) -> str | None:
     return shutil.which(name)
 
 
+def extension_required() -> bool:
+    """Read `TE_GROUPED_MLP_REQUIRE_EXTENSION`: 0 or unset installs without what cannot be built."""
+    value = os.environ.get(REQUIRE, "")
+    if value not in ("", "0", "1"):
+        raise ValueError(f"{REQUIRE} is {value!r}; allowed: 0, 1, or unset")
+    return value == "1"
+
+
 class CMakeBuild(build_ext):
-    """Build `te_grouped_mlp._C` and the emulator's library with the repository's CMakeLists.txt."""
+    """Build `te_grouped_mlp._C` and the emulator's library with the repository's CMakeLists.txt.
+
+    Where the tools for that are missing, the package is installed without it: steps on a GPU need
+    none. A build that fails with its tools in place is an error.
+    """
 
     def build_extension(self, ext: Extension) -> None:
-        """Configure and build one extension into the folder where setuptools expects it.
+        """Build one extension into the folder where setuptools expects it.
 
         Raises:
-            RuntimeError: cmake or pybind11 is missing, or CMake did not produce the file.
+            RuntimeError: The extension is required, and cmake, pybind11 or a compiler is missing;
+                or CMake ended without the file.
+            CalledProcessError: The compiler refused the sources.
+        """
+        try:
+            target, work, config = self._configure(ext)
+        except RuntimeError as error:
+            if extension_required():
+                raise RuntimeError(f"{ext.name} cannot be built: {error}") from error
+            sys.stderr.write(
+                f"\n*** te-grouped-mlp is installed WITHOUT its C++ extension: {error}\n"
+                "*** Steps on a GPU give the same results but take more host time; CPU tensors\n"
+                f"*** cannot be computed. {REQUIRE}=1 makes this an error.\n\n"
+            )
+            return
+        cmake = tool("cmake") or "cmake"
+        jobs = os.environ.get("MAX_JOBS") or str(min(os.cpu_count() or 1, 8))
+        subprocess.run(
+            [cmake, "--build", str(work), "--config", config, "--parallel", jobs], check=True
+        )
+        for file in (target, target.parent / RUNTIME_SHIM):
+            if not file.is_file():
+                raise RuntimeError(f"CMake ended without error, but {file} does not exist")
+
+    def _configure(self, ext: Extension) -> tuple[Path, Path, str]:
+        """Return the file to be built, the folder to build it in, and CMake's configuration.
+
+        Raises:
+            RuntimeError: A tool is missing, or CMake finds no way to build here.
         """
         cmake = tool("cmake")
         if cmake is None:
@@ -81,23 +123,24 @@ class CMakeBuild(build_ext):
         ninja = tool("ninja")
         if ninja is not None:
             arguments += ["-GNinja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
-        jobs = os.environ.get("MAX_JOBS") or str(min(os.cpu_count() or 1, 8))
-        subprocess.run([cmake, "-S", str(ROOT), "-B", str(work), *arguments], check=True)
-        subprocess.run(
-            [cmake, "--build", str(work), "--config", config, "--parallel", jobs], check=True
-        )
-        for file in (target, target.parent / RUNTIME_SHIM):
-            if not file.is_file():
-                raise RuntimeError(f"CMake ended without error, but {file} does not exist")
+        done = subprocess.run([cmake, "-S", str(ROOT), "-B", str(work), *arguments], check=False)
+        if done.returncode:
+            raise RuntimeError(
+                f"CMake found no way to build it (exit code {done.returncode}, its output is "
+                "above); most often there is no C++17 compiler"
+            )
+        return target, work, config
 
     def copy_extensions_to_source(self) -> None:
         """Copy what was built into the source tree, as an editable install wants it."""
         super().copy_extensions_to_source()
-        self.copy_file(self._built_shim(), str(ROOT / "te_grouped_mlp" / RUNTIME_SHIM))
+        if Path(self._built_shim()).is_file():
+            self.copy_file(self._built_shim(), str(ROOT / "te_grouped_mlp" / RUNTIME_SHIM))
 
     def get_outputs(self) -> list[str]:
         """Name every file that is built."""
-        return [*super().get_outputs(), self._built_shim()]
+        shim = self._built_shim()
+        return [*super().get_outputs(), *([shim] if Path(shim).is_file() else [])]
 
     def get_output_mapping(self) -> dict[str, str]:
         """Say which file of the source tree stands for a built one, in an editable install."""
@@ -180,7 +223,8 @@ setup(
     },
     package_data={"te_grouped_mlp": ["py.typed"]},
     include_package_data=False,
-    ext_modules=[Extension("te_grouped_mlp._C", sources=[])],
+    # Optional: a file that was not built is not missed when the built ones are copied.
+    ext_modules=[Extension("te_grouped_mlp._C", sources=[], optional=not extension_required())],
     cmdclass={"build": Build, "build_ext": CMakeBuild, "build_pth": BuildPth},
     zip_safe=False,
 )

@@ -16,7 +16,7 @@
 #include <string>
 
 #include "common.hpp"
-#include "spacing.hpp"
+#include "stacking.hpp"
 
 namespace py = pybind11;
 using namespace te_grouped_mlp;
@@ -384,7 +384,7 @@ constexpr const char* kRowDotsDoc =
     "out[i] = sum over j of src[i, j] * table[group of i, j], float32, for rows before the sum of\n"
     "splits. Products go to lane j % 32 in order; the lanes are then halved pairwise.";
 
-constexpr const char* kSpacingDoc =
+constexpr const char* kUniformStrideDoc =
     "Bytes from each tensor to the next, 0 where they differ or for one tensor; None unless all\n"
     "have one shape, strides, element type and device, and a storage that was not freed, or where\n"
     "that cannot be seen. table is torch.Tensor.__dlpack_c_exchange_api__; tensors a list or tuple\n"
@@ -394,8 +394,8 @@ bool is_freed(py::handle tensor) {
   return tensor.attr("untyped_storage")().attr("nbytes")().cast<std::int64_t>() == 0;
 }
 
-py::object bind_spacing(py::handle table, py::handle tensors, py::handle tensor_type,
-                        py::handle parameter_type) {
+py::object bind_uniform_stride(py::handle table, py::handle tensors, py::handle tensor_type,
+                               py::handle parameter_type) {
   const auto* api =
       static_cast<const ExchangeTable*>(PyCapsule_GetPointer(table.ptr(), "dlpack_exchange_api"));
   const bool is_list = PyList_Check(tensors.ptr());
@@ -410,12 +410,12 @@ py::object bind_spacing(py::handle table, py::handle tensors, py::handle tensor_
     const auto* type = reinterpret_cast<PyObject*>(Py_TYPE(items[i]));
     if (type != tensor_type.ptr() && type != parameter_type.ptr()) return py::none();
   }
-  const Spacing found = spacing(*api, reinterpret_cast<void* const*>(items), count);
+  const Stacking found = stacking(*api, reinterpret_cast<void* const*>(items), count);
   PyErr_Clear();
   if (!found.uniform || (found.low && std::any_of(items, items + count, is_freed))) {
     return py::none();
   }
-  return py::int_(found.distance);
+  return py::int_(found.stride);
 }
 
 }  // namespace
@@ -444,8 +444,8 @@ PYBIND11_MODULE(_C, module) {
   module.def("row_dots", &bind_row_dots, kRowDotsDoc, py::arg("src"), py::arg("src_dtype"),
              py::arg("rows"), py::arg("cols"), py::arg("row_stride"), py::arg("table_f32"),
              py::arg("splits"), py::arg("num_groups"), py::arg("out_f32"), py::arg("threads"));
-  module.def("spacing", &bind_spacing, kSpacingDoc, py::arg("table"), py::arg("tensors"),
-             py::arg("tensor_type"), py::arg("parameter_type"));
+  module.def("uniform_stride", &bind_uniform_stride, kUniformStrideDoc, py::arg("table"),
+             py::arg("tensors"), py::arg("tensor_type"), py::arg("parameter_type"));
   module.def(
       "threads_for", [](std::int64_t bytes) { return decide_threads(check_threads(0), bytes); },
       py::arg("bytes"), "The number of threads that threads=0 means here for that much work.");

@@ -12,8 +12,8 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "activate": "te_grouped_mlp.integration.overlay",
     "assert_active": "te_grouped_mlp.integration.overlay",
-    "assert_fused": "te_grouped_mlp.op.decisions",
-    "explain": "te_grouped_mlp.op.decisions",
+    "assert_fused": "te_grouped_mlp.op.explain",
+    "explain": "te_grouped_mlp.op.explain",
 }
 # Subpackage or module by the name under which users reach it -> where it lies.
 _SUBMODULES = {
@@ -29,8 +29,8 @@ __all__ = ["__version__", "activate", "assert_active", "assert_fused", "explain"
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from te_grouped_mlp.integration.overlay import activate, assert_active
-    from te_grouped_mlp.op.decisions import assert_fused as assert_fused
-    from te_grouped_mlp.op.decisions import explain as explain
+    from te_grouped_mlp.op.explain import assert_fused as assert_fused
+    from te_grouped_mlp.op.explain import explain as explain
 else:
 
     def __getattr__(name):

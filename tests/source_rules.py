@@ -55,6 +55,11 @@ EXEMPT_FOLDERS = ("patches/",)
 # Folders whose modules each have a place of their own in the order.
 _ROOMS = ("", "integration", "op", "op.kernels", "op.step", "op.te", "op.tensors")
 
+# What a backend can run is known before what runs it is imported.
+_CAPABILITIES = tuple(
+    f"op.backends.{name}.capability" for name in ("cudnn", "cutedsl", "reference", "upstream")
+)
+
 # Imports go to the same stage or an earlier one. The longest prefix of a module's name decides.
 STAGES: tuple[tuple[str, ...], ...] = (
     ("", "_C", "integration", "integration.installed_te", "_bootstrap"),
@@ -65,9 +70,9 @@ STAGES: tuple[tuple[str, ...], ...] = (
         "op.step",
         "op.te",
         "op.tensors",
-        "op.tensors.device",
         "op.tensors.memory",
         "op.tensors.record",
+        "op.extension",
         "op.tensors.stacking",
         "op.activations",
         "op.emulated",
@@ -81,6 +86,8 @@ STAGES: tuple[tuple[str, ...], ...] = (
         "op.kernels.block_scale",
         "op.kernels.block_scale_kernels",
         "op.kernels.block_scale_math",
+        "op.kernels.group_reductions",
+        "op.kernels.group_reductions_kernels",
     ),
     ("integration.standalone",),
     ("emulator",),
@@ -89,12 +96,13 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("op.plan",),
     ("op.step.split_guard", "op.kernels.split_guard_kernels"),
     ("op.fit",),
+    ("op.backends", *_CAPABILITIES),
+    ("op.selection",),
+    ("op.decisions",),
     ("op.te.probes",),
     ("op.tensors.checks", "op.tensors.operands", "op.tensors.gradients"),
-    ("op.te.recipes",),
     ("op.te.quantizers",),
     ("op.te.adapter",),
-    ("op.te.carriers",),
     (
         "op.tensors.dequantized_tokens",
         "op.tensors.dequantized_weights",
@@ -104,13 +112,18 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("op.tensors.quantize", "op.tensors.weights"),
     ("op.backends.base",),
     ("op.backends.checked",),
-    ("op.backends",),
-    ("op.selection",),
-    ("op.decisions",),
+    (
+        "op.backends.cudnn",
+        "op.backends.cutedsl",
+        "op.backends.reference",
+        "op.backends.upstream",
+    ),
+    ("op.execution",),
     ("op.step.saved",),
     ("op.step.ops_state", "op.step.intact"),
     ("op.step.inputs", "op.step.bias_gradient", "op.step.data_gradient", "op.step.weight_gradient"),
     ("op.fusion", "op.step.unfused"),
+    ("op.explain",),
     ("integration.upstream_api",),
     ("_fork",),
     ("patches",),
@@ -120,15 +133,29 @@ STAGES: tuple[tuple[str, ...], ...] = (
 UPWARD_ALLOWED = {
     # The finder imports the rest when the first name of TE is looked up, not at start-up.
     ("_bootstrap", "integration.overlay"),
-    # Asked about a module, it needs TE; what a process decided is told without it.
-    ("op.decisions", "op.fusion"),
-    # The package's own names are looked up lazily, by string; nothing is imported at start-up.
+    # The package's own names are looked up when they are asked for, not at start-up.
+    ("", "integration.overlay"),
+    ("", "integration.standalone"),
+    ("", "op"),
+    ("", "op.explain"),
+    ("", "patches"),
+}
+# Where a module is imported by a name that is put together at run time, and what names it can be.
+COMPUTED_IMPORTS = {
+    "integration/installed_te.py": "the modules of TE in its table",
+    "op/execution.py": "the backends, of their literals",
+    "op/selection.py": "the backends' capability modules, of their literals",
+    "cli/output.py": "a package for people",
+    "__init__.py": "the package's own, of its literals",
+    "integration/overlay.py": "the package that holds TE's module",
+    "patches/__init__.py": "its own modules",
 }
 # Who may import TE; everything else must work where it is absent.
 TE_IMPORTERS = (
     "_fork",
     "measure.bench.te_layer",
     "cli",
+    "op.backends.cudnn.te_calls",
     "op.backends.upstream",
     "op.tensors.experts",
     "op.fusion",
@@ -136,14 +163,15 @@ TE_IMPORTERS = (
     "op.te.quantizers",
     "op.tensors.requantize",
     "op.te.adapter",
-    "op.te.recipes",
     "op.tensors.weights",
+    "integration.overlay",
     "measure.selftest",
     "measure.step",
     "integration.standalone",
 )
 LEAVES = (
     "activations",
+    "extension",
     "layout",
     "packages",
     "environment",
@@ -153,6 +181,8 @@ LEAVES = (
     "problem",
     "plan",
     "fit",
+    "selection",
+    "decisions",
 )
 
 MAX_FUNCTION_LINES = 60
@@ -218,7 +248,9 @@ def stage(name: str) -> int | None:
 def imports(path: str, text: str) -> Iterator[tuple[int, str]]:
     """Yield line and full name of everything a file imports, at any depth.
 
-    Not what only a type checker imports, which binds nothing at run time.
+    Also by string: what is handed to `import_module`, and every literal that is the dotted name of
+    a part of this package. Of an f-string, what stands before its first value. Not what only a type
+    checker imports, which binds nothing at run time.
     """
     tree = ast.parse(text)
     typed = {
@@ -240,6 +272,23 @@ def imports(path: str, text: str) -> Iterator[tuple[int, str]]:
                 root = ["te_grouped_mlp", *path.split("/")][: -node.level]
                 base = ".".join([*root, *filter(None, [base])])
             yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and _imports_by_string(node):
+            yield node.lineno, _literal_head(node.args[0])
+        elif isinstance(node, (ast.Constant, ast.JoinedStr)):
+            head = _literal_head(node)
+            if re.fullmatch(r"te_grouped_mlp(\.\w+)+\.?", head):
+                yield node.lineno, head.rstrip(".")
+
+
+def _imports_by_string(node: ast.Call) -> bool:
+    called = ast.unparse(node.func).rpartition(".")[2]
+    return called in ("import_module", "__import__") and bool(node.args)
+
+
+def _literal_head(node: ast.expr) -> str:
+    """Return the text of a literal, or of an f-string up to its first value; else nothing."""
+    first = node.values[0] if isinstance(node, ast.JoinedStr) and node.values else node
+    return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
 
 
 def import_hits(path: str, text: str, known: set[str]) -> Iterator[str]:
@@ -250,6 +299,8 @@ def import_hits(path: str, text: str, known: set[str]) -> Iterator[str]:
         yield f"{path}: has no place in the import order; add it to STAGES"
         return
     for line, target in imports(path, text):
+        if not target and path not in COMPUTED_IMPORTS:
+            yield f"{path}:{line}: imports a module whose name cannot be read"
         of_te = target.split(".")[0] in ("transformer_engine", "transformer_engine_torch")
         if of_te and not name.startswith(TE_IMPORTERS):
             yield f"{path}:{line}: imports {target}"

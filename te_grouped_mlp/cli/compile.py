@@ -155,7 +155,7 @@ def wanted(args: argparse.Namespace) -> list[KernelKey]:
         if refusal is not None:
             kind_of = CommandError if refusal.reason is Reason.PACKAGE else BadArgument
             raise kind_of(f"the native kernels do not take this: {refusal}")
-        for grad, accumulate, descending in _variants(args):
+        for grad, accumulate, reversed_experts in _variants(args):
             found |= dict.fromkeys(
                 keys.of_problem(
                     problem,
@@ -163,7 +163,7 @@ def wanted(args: argparse.Namespace) -> list[KernelKey]:
                     prob=_PROBS[args.prob],
                     grad=grad,
                     accumulate=accumulate,
-                    descending=descending,
+                    reversed_experts=reversed_experts,
                 )
             )
     return list(found)
@@ -172,8 +172,8 @@ def wanted(args: argparse.Namespace) -> list[KernelKey]:
 def _variants(args: argparse.Namespace) -> Iterator[tuple[DType, bool, bool]]:
     for name, grads in GRADS.items():
         if args.grad in (name, "all"):
-            for descending in ORDERS[args.order]:
-                yield from ((grad, accumulate, descending) for grad, accumulate in grads)
+            for reversed_experts in ORDERS[args.order]:
+                yield from ((grad, accumulate, reversed_experts) for grad, accumulate in grads)
 
 
 def problem_of(args: argparse.Namespace, kind: Activation) -> Problem:

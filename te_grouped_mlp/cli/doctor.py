@@ -16,6 +16,7 @@ from te_grouped_mlp.cli.remedies import REMEDIES
 from te_grouped_mlp.integration import installed_te, overlay
 from te_grouped_mlp.measure.selftest import record
 from te_grouped_mlp.op.environment import FUSED_SWITCH, Environment, read_switches
+from te_grouped_mlp.op.extension import SLOWER
 from te_grouped_mlp.op.layout import Output
 from te_grouped_mlp.op.packages import DISTRIBUTIONS, RUNTIME_OFFSETS, Absent
 from te_grouped_mlp.op.plan import Reason, Reject
@@ -126,6 +127,12 @@ def _standalone_offer() -> str:
     return f"standalone, without its extension{missing}"
 
 
+def _extension(env: Environment) -> tuple[str, str]:
+    if isinstance(env.extension, Absent):
+        return "absent", f"{env.extension.cause}. CPU tensors need it; {SLOWER}"
+    return "here", "kernels for CPU tensors, and less host time for CUDA's"
+
+
 def _frontend_offer(env: Environment) -> str:
     if isinstance(env.wrappers, Absent):
         return env.wrappers.cause
@@ -141,6 +148,7 @@ def _print_machine(env: Environment, assumed: dict[str, str]) -> None:
     found.add_row(
         "te-grouped-mlp", te_grouped_mlp.__version__, f"Python {platform.python_version()}"
     )
+    found.add_row("its C++ extension", *_extension(env))
     for name, version in env.versions.items():
         shown = "absent" if isinstance(version, Absent) else version
         found.add_row(DISTRIBUTIONS[name], shown, _offer(name, env))
@@ -256,6 +264,7 @@ def _json(
             "te_grouped_mlp": te_grouped_mlp.__version__,
             **{name: text(value) for name, value in env.versions.items()},
         },
+        "extension": text(env.extension),
         "sm": text(env.sm) if isinstance(env.sm, Absent) else f"{env.sm[0]}{env.sm[1]}",
         "standalone": env.standalone,
         "assumed": assumed,

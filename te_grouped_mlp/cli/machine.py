@@ -21,6 +21,7 @@ from te_grouped_mlp.cli import frontend_releases
 from te_grouped_mlp.cli.output import BadArgument
 from te_grouped_mlp.integration import installed_te
 from te_grouped_mlp.integration.standalone import loader
+from te_grouped_mlp.op import extension
 from te_grouped_mlp.op.environment import Environment, package_versions, read_switches
 from te_grouped_mlp.op.packages import Absent
 
@@ -128,7 +129,7 @@ def examine(assumed: Mapping[str, str]) -> Environment:
     if "frontend" in assumed:
         release = versions["cudnn_frontend"]
         wrappers = release if isinstance(release, Absent) else frontend_releases.wrappers(release)
-    return Environment(sm, versions, wrappers, switches, standalone)
+    return Environment(sm, versions, wrappers, switches, standalone, extension=extension.status())
 
 
 def _probe(

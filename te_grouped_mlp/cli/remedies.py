@@ -24,6 +24,7 @@ REMEDIES: dict[Reason, str] = {
     Reason.ARCHITECTURE: "what the cause allows; else nothing on this GPU, and another path is "
     "taken",
     Reason.PACKAGE: "install or repair the package that is named",
+    Reason.EXTENSION: "build it, as the cause says",
     Reason.WRAPPER: "install another release of nvidia-cudnn-frontend; "
     "`doctor --assume frontend=...` shows what a release offers",
     Reason.NOT_NAMED: "name it: NVTE_GROUPED_MLP_BACKEND=<name>",

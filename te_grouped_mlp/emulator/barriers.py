@@ -152,7 +152,7 @@ def arrive(
 
 
 def try_wait(warp: Warp, base: Value, offset: int, parity: Value, mask: np.ndarray) -> Value:
-    """`mbarrier.try_wait`: whether the phase of a parity has ended; the warp waits if it has not."""
+    """`mbarrier.try_wait`: whether a parity's phase has ended; the warp waits if not."""
     if not base.ndim and not parity.ndim:
         return np.bool_(_passed(warp, int(base) + offset, int(parity)))
     places, parities = spread(base), spread(parity)
@@ -165,7 +165,8 @@ def try_wait(warp: Warp, base: Value, offset: int, parity: Value, mask: np.ndarr
 def _passed(warp: Warp, address: int, parity: int) -> bool:
     barrier = find(warp, address)
     if barrier.phase & 1 == parity & 1:
-        warp.waiting = ("mbarrier", barrier, barrier.phase)
+        if not warp.cluster.impatient():
+            warp.waiting = ("mbarrier", barrier, barrier.phase)
         return False
     join(warp.clock, barrier.released)
     return True
@@ -206,6 +207,14 @@ def named(warp: Warp, number: Value, threads: Value | None, arrives: bool) -> No
         barrier.threads, barrier.released = 0, barrier.gathered
         barrier.generation += 1
         warp.cluster.progress += 1
+
+
+def check_exit(cta: Cta) -> None:
+    """Fault if a CTA ends with arrivals at a barrier that nobody waits for."""
+    for number, barrier in cta.named.items():
+        if barrier.threads:
+            text = f"{barrier.threads} of {barrier.expected} threads at barrier {number}"
+            raise BarrierMisuse(f"CTA {cta.coordinates} exits with {text}")
 
 
 def cluster_arrive(warp: Warp, relaxed: bool) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from te_grouped_mlp.emulator import ptx
 from te_grouped_mlp.emulator.forms import Form
-from te_grouped_mlp.emulator.operands import TYPES, match, refused, used, written
+from te_grouped_mlp.emulator.operands import TYPES, match, refused, used, words_of, written
 
 LOCAL_BASE = 1 << 47
 # First letters of loads, the registers that hold what they loaded, and what to call at a use.
@@ -22,9 +22,7 @@ Loaded = list[tuple[str, set[int], str]]
 
 _DTYPE = {"u": "u", "s": "i", "f": "f"}
 _PREFIX = {"u": "U", "s": "I", "f": "F"}
-_INTEGRAL = {"rni": "np.rint", "rzi": "np.trunc", "rmi": "np.floor", "rpi": "np.ceil"}
-_SIGN = {"add": "+", "sub": "-", "mul": "*"}
-_SPECIAL = re.compile(r"%(?:(?:tid|ntid|ctaid|nctaid|cluster_ctaid|cluster_nctaid|clusterid|nclusterid)"
+_SPECIAL = re.compile(r"%(?:(?:n?tid|n?ctaid|cluster_n?ctaid|n?clusterid)"
                       r"\.[xyz]|laneid|warpid|cluster_ctarank|cluster_nctarank)\Z")  # fmt: skip
 _HOLE = re.compile(r"\{(\w+)(?::(\w+))?\}")
 RESULT = re.compile(r"([usfpTv])(\d*) = (.*)", re.S)
@@ -37,13 +35,8 @@ class Block:
     def __init__(
         self, entry: ptx.Entry, index: int, masked: bool, live: int, traced: bool, loaded: Loaded
     ) -> None:
-        self.entry, self.index, self.masked, self.live, self.traced = (
-            entry,
-            index,
-            masked,
-            live,
-            traced,
-        )
+        self.entry, self.index, self.masked = entry, index, masked
+        self.live, self.traced = live, traced
         self.code: list[tuple[str, ptx.Instruction | None]] = []
         self.instruction: ptx.Instruction = _NOTHING
         self.held: dict[int, set[str]] = {}
@@ -74,16 +67,17 @@ class Block:
     def _note_uses(self) -> None:
         """Note the first use of what a load brought: the machine has waited for it then.
 
-        For `tcgen05.ld` the ISA wants a wait, and for `ld.shared` before `st.async` a proxy fence,
-        both of which right kernels leave out where they use the values. A `mov` is no use.
+        The ISA wants a wait after `tcgen05.ld`, and a proxy fence from `ld.shared` to `st.async`;
+        right kernels leave both out where they use the values. A `mov` is no use.
         """
         for prefix, registers, call in self.loaded:
             if self.instruction.op.startswith(prefix):
                 self.noted.discard(prefix)
-            elif prefix not in self.noted and not self.instruction.op.startswith("mov."):
-                if used(self.instruction) & registers:
-                    self.emit(call)
-                    self.noted.add(prefix)
+            elif prefix in self.noted or self.instruction.op.startswith("mov."):
+                continue
+            elif used(self.instruction) & registers:
+                self.emit(call)
+                self.noted.add(prefix)
 
     def emit(self, text: str) -> None:
         """Append a line."""
@@ -211,7 +205,7 @@ class Block:
         if form.meaning.startswith("@"):
             getattr(self, form.meaning[1:])(named)
             return
-        words = _words(form.op)
+        words = words_of(form.op)
 
         def fill(hole: re.Match[str]) -> str:
             name, wanted = hole[1], hole[2]
@@ -316,11 +310,10 @@ class Block:
             if size == 16:
                 self.assign(to, f"({', '.join(parts)})", "u", size)
                 return
-            wide = [
-                f"({p}.astype(U{8 * size}) << U{8 * size}({8 * each * k}))"
-                for k, p in enumerate(parts)
-            ]
-            self.assign(to, " | ".join([wide[0].partition(" <<")[0][1:], *wide[1:]]), "u", size)
+            kind = f"U{8 * size}"
+            shifts = [f" << {kind}({8 * each * k})" if k else "" for k in range(len(parts))]
+            wide = [f"({p}.astype({kind}){s})" for p, s in zip(parts, shifts, strict=True)]
+            self.assign(to, " | ".join(wide), "u", size)
         else:
             self.assign(to, self.value(source, "u", size), "u", size)
 
@@ -335,22 +328,3 @@ class Block:
         lane = self.temporary("first(M)")
         self.assign(named["d"], f"U32({lane})", "u", 4)
         self.assign(named["e"], f"LANES == {lane}", "p", 1)
-
-
-def _words(op: str) -> dict[str, str]:
-    """Return what a meaning may say about its opcode."""
-    parts = op.split(".")
-    size = TYPES.get(parts[-1], ("u", 4))[1]
-    count = next((p[1:] for p in parts if re.fullmatch(r"[vx]\d+", p)), "1")
-    second = parts[2] if len(parts) > 2 else ""
-    space = second if parts[1:2] == ["to"] else parts[1] if len(parts) > 1 else ""
-    return {
-        "T": parts[-1], "R": parts[-2].removesuffix("x2") if len(parts) > 1 else "", "sign": _SIGN.get(parts[0], ""),
-        "extreme": {"min": "minimum", "max": "maximum"}.get(parts[0], ""),
-        "integral": _INTEGRAL.get(parts[1] if len(parts) > 1 else "", ""), "up": str("rp" in parts),
-        "space": space.replace("::", "_"), "size": str(size), "n": count,
-        "group": "2" if "cta_group::2" in parts else "1",
-        "relaxed": str("relaxed" in parts), "multicast": str("multicast::cluster::all" in parts),
-        "axis": op.partition("ctaid::")[2][:1], "shfl": second, "vote": second, "redux": second,
-        "atom": second, "kind": op.partition("kind::")[2].partition(".")[0],
-    }  # fmt: skip

@@ -24,7 +24,7 @@ NAMESPACE: dict[str, object] = {
     "np": np, "U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "U64": np.uint64, "I8": np.int8,
     "I16": np.int16, "I32": np.int32, "I64": np.int64, "F32": np.float32, "F64": np.float64,
     "EXIT": EXIT,
-    **{k: v for module in (formats, lanes) for k, v in vars(module).items() if not k.startswith("_")},
+    **{k: v for m in (formats, lanes) for k, v in vars(m).items() if not k.startswith("_")},
 }  # fmt: skip
 
 
@@ -64,7 +64,8 @@ def _compile(block: Block, name: str) -> tuple[Function, list[ptx.Instruction | 
     source = "def block(W, R, M):\n" + "".join(f" {text}\n" for text, _ in block.code)
     space = NAMESPACE | block.constants
     exec(compile(source, name, "exec"), space)
-    return space["block"], [None, None, *(instruction for _, instruction in block.code)]  # type: ignore[return-value]
+    function: Function = space["block"]  # type: ignore[assignment]
+    return function, [None, None, *(instruction for _, instruction in block.code)]
 
 
 class Program:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What generated code calls on the values of a warp.
 
-A value is an array of 32 lanes or, where all lanes hold the same, a numpy scalar; both have `dtype`,
-`view` and `astype`, so that most functions take either.
+A value is an array of 32 lanes or, where all lanes hold the same, a numpy scalar; both have
+`dtype`, `view` and `astype`, so that most functions take either.
 """
 
 from __future__ import annotations

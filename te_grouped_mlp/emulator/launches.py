@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from te_grouped_mlp.emulator.launch_cases import FFN, GROUPS, ROWS, SPLITS, H, LaunchCase
-from te_grouped_mlp.op import environment
+from te_grouped_mlp.op import environment, selection
 from te_grouped_mlp.op.activations import ActivationSpec
 from te_grouped_mlp.op.backends import CLASSES
 from te_grouped_mlp.op.backends.base import Backend, DactEpilogue, Fc1Epilogue, GemmEpilogue
@@ -78,20 +78,21 @@ class Prepared:
 class Maker:
     """Makes launches over random operands; rows past the live ones hold NaN."""
 
-    def __init__(self, backend: Backend, env: Environment, seed: int = 0) -> None:
-        self._backend, self._env = backend, env
+    def __init__(self, env: Environment, seed: int = 0) -> None:
+        """Make one for a machine; it must be one that emulates a GPU."""
+        self._env = env
         self._random = torch.Generator().manual_seed(seed)
 
     @classmethod
     def of(cls, case: LaunchCase, seed: int = 0) -> Maker:
-        """Return one for a launch in a process that emulates a GPU."""
+        """Return one for a launch in this process, with its backend named."""
         env = environment.current()
         named = dataclasses.replace(env.switches, backend=case.backend)
-        return cls(backend_of(case.backend), dataclasses.replace(env, switches=named), seed)
+        return cls(dataclasses.replace(env, switches=named), seed)
 
     def run(self, case: LaunchCase) -> Values:
         """Make one launch; returns its results."""
-        return self.prepare(case).run(self._backend)
+        return self.prepare(case).run(backend_of(case.backend))
 
     def prepare(self, case: LaunchCase) -> Prepared:
         """Draw the operands of a launch."""
@@ -135,7 +136,7 @@ class Maker:
             deterministic=case.deterministic,
             format=MXFP8 if mxfp8 else UNQUANTIZED,
         )
-        plan = self._backend.plan(problem, call, self._env)
+        plan = selection.capability(case.backend).plan(problem, call, self._env)
         if not isinstance(plan, Plan):
             raise ValueError(f"{case.name} cannot be planned: {plan}")
         assert plan.layout.use_dense_single_group == case.full
@@ -308,7 +309,8 @@ def _placed(members: list[torch.Tensor], case: LaunchCase) -> list[torch.Tensor]
 
 def _paired(plan: Plan, backend: Backend) -> bool:
     """Whether a backend keeps gate and linear columns side by side, instead of in blocks."""
-    return backend.name == "cutedsl" and plan.problem.activation.is_gated
+    native = type(backend).__name__ == CLASSES["cutedsl"]
+    return native and plan.problem.activation.is_gated
 
 
 def _in_pairs(values: torch.Tensor, plan: Plan, backend: Backend) -> torch.Tensor:

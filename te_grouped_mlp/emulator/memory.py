@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,6 +69,10 @@ class Allocation:
         )
 
 
+def _copied(array: np.ndarray | None) -> np.ndarray | None:
+    return None if array is None else array.copy()
+
+
 class GlobalMemory:
     """The allocations that a kernel may touch.
 
@@ -119,6 +124,24 @@ class GlobalMemory:
         if at == len(self._starts) or self._starts[at] != address:
             raise KeyError(f"no allocation starts at {address:#x}")
         del self._starts[at], self._allocations[at]
+
+    def allocations(self) -> list[Allocation]:
+        """Return what is registered, by address."""
+        return list(self._allocations)
+
+    def snapshot(self) -> Callable[[], None]:
+        """Return what puts the bytes of every allocation, and what is known of them, back."""
+        names = ("bytes", "written", "from_kernel")
+        states = [[_copied(getattr(a, n)) for n in names] for a in self._allocations]
+        saved = list(zip(self._allocations, states, strict=True))
+
+        def restore() -> None:
+            for each, (values, written, from_kernel) in saved:
+                inside = slice(each.lead, each.lead + each.size)
+                each.bytes[inside] = values[inside]
+                each.written, each.from_kernel = _copied(written), _copied(from_kernel)
+
+        return restore
 
     def begin(self, races: bool) -> None:
         """Start a launch: everything earlier is ordered before everything in it."""

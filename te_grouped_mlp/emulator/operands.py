@@ -12,10 +12,12 @@ from te_grouped_mlp.emulator.forms import FORMS, Form
 
 # Type -> (representation, bytes).
 TYPES = {f"{kind}{bits}": (rep, bits // 8)
-         for kind, rep in (("b", "u"), ("u", "u"), ("s", "s")) for bits in (8, 16, 32, 64)}  # fmt: skip
+         for kind, rep in ("bu", "uu", "ss") for bits in (8, 16, 32, 64)}  # fmt: skip
 TYPES |= {"f32": ("f", 4), "f64": ("u", 8), "f32x2": ("u", 8), "pred": ("p", 1), "b128": ("u", 16)}
 TYPES |= dict.fromkeys(("bf16", "f16", "e4m3x2", "e5m2x2", "ue8m0x2"), ("u", 2))
 TYPES |= dict.fromkeys(("bf16x2", "f16x2", "tf32"), ("u", 4))
+_INTEGRAL = {"rni": "np.rint", "rzi": "np.trunc", "rmi": "np.floor", "rpi": "np.ceil"}
+_SIGN = {"add": "+", "sub": "-", "mul": "*"}
 
 
 def refused(instruction: ptx.Instruction, why: str) -> NotImplementedError:
@@ -90,3 +92,23 @@ def _registers(operands: Iterable[ptx.Operand]) -> set[int]:
         elif isinstance(each, ptx.Address):
             found |= _registers((each.base, *each.coordinates))
     return found
+
+
+def words_of(op: str) -> dict[str, str]:
+    """Return what a meaning may say about its opcode."""
+    parts = op.split(".")
+    size = TYPES.get(parts[-1], ("u", 4))[1]
+    count = next((p[1:] for p in parts if re.fullmatch(r"[vx]\d+", p)), "1")
+    second = parts[2] if len(parts) > 2 else ""
+    space = second if parts[1:2] == ["to"] else parts[1] if len(parts) > 1 else ""
+    return {
+        "T": parts[-1], "R": parts[-2].removesuffix("x2") if len(parts) > 1 else "",
+        "sign": _SIGN.get(parts[0], ""),
+        "extreme": {"min": "minimum", "max": "maximum"}.get(parts[0], ""),
+        "integral": _INTEGRAL.get(parts[1] if len(parts) > 1 else "", ""), "up": str("rp" in parts),
+        "space": space.replace("::", "_"), "size": str(size), "n": count,
+        "group": "2" if "cta_group::2" in parts else "1",
+        "relaxed": str("relaxed" in parts), "multicast": str("multicast::cluster::all" in parts),
+        "axis": op.partition("ctaid::")[2][:1], "shfl": second, "vote": second, "redux": second,
+        "atom": second, "kind": op.partition("kind::")[2].partition(".")[0],
+    }  # fmt: skip

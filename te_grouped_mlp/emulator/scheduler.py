@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from te_grouped_mlp.emulator import tensor_memory
+from te_grouped_mlp.emulator import barriers, tensor_memory
 from te_grouped_mlp.emulator.clocks import Clocks, join
 from te_grouped_mlp.emulator.codegen import EXIT
 from te_grouped_mlp.emulator.cta import Cta
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 # Rounds in which waits may time out, without anything else happening, before it is a deadlock.
 _PATIENCE = 4
-# In the schedule "random": how many blocks a warp runs on at most, and how often work completes.
-_QUANTUM, _COMPLETES = 24, 0.2
+# In the schedule "random": how many blocks a warp runs on at most, how often work completes, and
+# how often a wait times out.
+_QUANTUM, _COMPLETES, _TIMES_OUT = 24, 0.2, 0.3
 
 
 class Work(Protocol):
@@ -51,12 +52,17 @@ class Cluster:
         self.tensor: deque[Work] = deque()
         self.stores: list[Work] = []
         self.schedule = machine.options.schedule
+        self.random: random.Random | None = None
         self.ctas = [Cta(self, rank, at) for rank, at in enumerate(coordinates)]
         count = -(-machine.threads // 32)
         self.warps = [Warp(cta, w, machine.threads) for cta in self.ctas for w in range(count)]
         self.all_warps = list(self.warps)
         for cta in self.ctas:
             cta.running = count
+
+    def impatient(self) -> bool:
+        """Say whether a wait at an mbarrier times out at once, as it may: at random."""
+        return self.random is not None and self.random.random() < _TIMES_OUT
 
     def read_ended(self, agent: int, time: int) -> bool:
         """Say whether a warp used what it had loaded at one of its times."""
@@ -101,7 +107,7 @@ class Cluster:
         """Let a warp end, and check that it leaves nothing behind.
 
         Raises:
-            UnfinishedAsync: It did.
+            UnfinishedAsync, BarrierMisuse: It did.
         """
         warp.done = True
         self.warps.remove(warp)
@@ -114,6 +120,7 @@ class Cluster:
         warp.cta.running -= 1
         if warp.cta.running == 0:
             tensor_memory.check_exit(warp.cta)
+            barriers.check_exit(warp.cta)
         if self.warps:
             self.pass_barrier()
         elif self.loads or self.tensor:
@@ -156,6 +163,7 @@ class Scheduler:
             following = self.machine.start_cluster()
             if following is None:
                 break
+            following.random = self.random
             self.resident.append(following)
         return bool(self.resident)
 

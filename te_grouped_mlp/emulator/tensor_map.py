@@ -18,7 +18,7 @@ from te_grouped_mlp.emulator.faults import Misaligned
 
 MAP_BYTES = 128
 # Bytes of an element by its code; the 4-bit type counts pairs.
-_SIZES = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 4, 10: 2, 11: 1}
+_SIZES = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 4, 9: 8, 10: 2, 11: 1}
 FOUR_BIT = 11
 
 

@@ -32,7 +32,10 @@ class TensorMemory:
         self.words = np.full((LANES, COLUMNS), 0xFFFFFFFF, U32)
         self.shadow = Shadow(
             cta.cluster.clocks, 4 * COLUMNS,
-            lambda cell: f"tensor memory of CTA {cta.rank}, lanes {cell // COLUMNS * 32}, column {cell % COLUMNS}",
+            lambda cell: (
+                f"tensor memory of CTA {cta.rank}, lanes from {cell // COLUMNS * 32},"
+                f" column {cell % COLUMNS}"
+            ),
         )  # fmt: skip
         self.allocated: dict[int, int] = {}
         self.relinquished = False

@@ -19,6 +19,7 @@ from te_grouped_mlp.cli.output import CommandError
 from te_grouped_mlp.integration import installed_te, overlay, standalone
 from te_grouped_mlp.op import environment
 from te_grouped_mlp.op.activations import Activation
+from te_grouped_mlp.op.explain import explain
 from te_grouped_mlp.op.fit import INTERLEAVE
 from te_grouped_mlp.op.formats import MXFP8
 
@@ -237,10 +238,8 @@ class Model:
         """
         from transformer_engine.pytorch.ops.fused import grouped_mlp
 
-        from te_grouped_mlp.op import fusion
-
         ours = (grouped_mlp.GroupedMLP_CuTeGEMMGLU, grouped_mlp.GroupedMLP_CuTeGEMMUnary)
         ops = [op for fuser in self.sequential._module_groups for op, _ in fuser._forward_ops]
         if not any(isinstance(op, ours) for op in ops):
-            decisions = "; ".join(map(str, fusion.explain())) or "no decision was made"
+            decisions = "; ".join(map(str, explain())) or "no decision was made"
             raise CommandError(f"the step ran as {self.path}, not in our fused op: {decisions}")

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What this process decided for grouped MLPs, for `te_grouped_mlp.explain`. Imports no TE."""
+"""What this process decided for grouped MLPs and what ran, for `explain`. Imports no TE."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ import logging
 import threading
 from collections import Counter, deque
 from dataclasses import dataclass
-from typing import Any
 
-from te_grouped_mlp.integration import overlay
+from te_grouped_mlp.op import extension
 from te_grouped_mlp.op.backends import CLASSES
 from te_grouped_mlp.op.environment import is_first_rank
+from te_grouped_mlp.op.packages import Absent
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import Problem
-from te_grouped_mlp.op.step import split_guard
 
 logger = logging.getLogger("te_grouped_mlp")
 
 UNFUSED = "unfused"
-_UPSTREAM = "upstream"
-_NAN = "results are NaN"
+_SLOWER = "slower on the host"
 _KEPT = 256
 _NOT_OURS_KEPT = 16
 
@@ -54,91 +52,47 @@ _not_ours: list[Decision] = []
 _lock = threading.Lock()
 
 
-class Decisions(tuple[Decision, ...]):
-    """Decisions in their order; the text has a line for each."""
-
-    __slots__ = ()
-
-    def __str__(self) -> str:
-        return "\n".join(map(str, self)) or "no grouped MLP was met in this process"
-
-
 _steps: Counter[str] = Counter()
 """Forward passes of the fused op by backend; what ran elsewhere is a decision in `_not_ours`."""
 
 
 def count_step(backend: str) -> None:
     """Note that a forward pass of the fused op is about to run on a backend."""
+    if not _steps:
+        _say_what_is_slower()
     _steps[backend] += 1
 
 
-def assert_fused(*, backend: str | None = None) -> None:
-    """Return if every grouped MLP that ran in this process so far ran in our fused op.
+def forward_passes() -> dict[str, int]:
+    """Return how many forward passes of the fused op ran, by backend."""
+    return dict(_steps)
 
-    To be asked after a step. It looks at all fusers of the process, also at those that no
-    ``torch.nn.Module`` shows (Megatron keeps its own in a tuple), and never synchronises.
 
-    Args:
-        backend: Also require that this backend ran every step: "reference", "cutedsl" or "cudnn".
-
-    Raises:
-        RuntimeError: None ran; one ran unfused, or in Transformer Engine's own op; or another
-            backend ran. The message has the reasons.
-        ValueError: There is no such backend.
-    """
-    if backend is not None and backend not in CLASSES:
-        allowed = ", ".join(CLASSES)
-        raise ValueError(f"backend is {backend!r}; allowed: None, {allowed}")
-    general = _without_our_module()
+def kept() -> tuple[Decision, ...]:
+    """Return the decisions of this process, oldest first, at most the latest 256."""
     with _lock:
-        others = [str(each) for each in (*_not_ours, general) if each is not None]
-    if others:
-        raise RuntimeError(f"not every grouped MLP ran fused: {'; '.join(others)}")
-    if not _steps:
-        raise RuntimeError(
-            "no grouped MLP ran fused in this process: none was met, so ask after a step (and see "
-            "that GroupedLinear, scaled activation, GroupedLinear stand in one te.ops.Sequential)"
-        )
-    if backend is not None and _steps.keys() != {backend}:
-        ran = ", ".join(f"{count} on {name}" for name, count in sorted(_steps.items()))
-        raise RuntimeError(f"not every forward pass ran on backend {backend}: {ran}")
+        return tuple(_decisions)
 
 
-def explain(module: Any = None, *, recipe: Any = None) -> Decisions:
-    """Return which path grouped MLPs take, and why each step before it was passed over.
-
-    Args:
-        module: A ``torch.nn.Module``; every `te.ops.Sequential` in it is searched for the three
-            ops. None for what this process decided so far.
-        recipe: The recipe to ask about; only with `module`.
-
-    Returns:
-        With a module: one decision per grouped MLP in it, for the switches as they are now; nothing
-        is fused. Without: the decisions of fusers that ran, oldest first, equal ones once, at most
-        the latest 256. Where Transformer Engine runs without our module, the first says why; the
-        last says of split sizes on a device that did not fit, for which it waits for the device.
-        ``str()`` of it is a line for each.
-    """
-    if module is not None:
-        from te_grouped_mlp.op import fusion
-
-        return Decisions(fusion.decide_in(module, recipe))
-    general = _without_our_module()
+def not_ours() -> tuple[Decision, ...]:
+    """Return the first decisions against our backends."""
     with _lock:
-        kept = tuple(_decisions)
-    faults = [
-        Decision(None, _NAN, (("split_sizes", Reject(Reason.SPLITS, text)),))
-        for text in split_guard.reported()
-    ]
-    return Decisions((*(() if general is None else (general,)), *kept, *faults))
+        return tuple(_not_ours)
 
 
-def _without_our_module() -> Decision | None:
-    state = overlay.status()
-    if state.active or not state.te_imported:
+def without_extension() -> Decision | None:
+    """Say what is slower in a process without the C++ extension; None with it."""
+    state = extension.status()
+    if not isinstance(state, Absent):
         return None
-    cause = Reason.FORK_OFF if overlay.refusal() is None else Reason.HOST_VERSION
-    return Decision(None, _UPSTREAM, (("fork", Reject(cause, state.reason)),))
+    detail = f"{state.cause}; {extension.SLOWER}"
+    return Decision(None, _SLOWER, (("extension", Reject(Reason.EXTENSION, detail)),))
+
+
+def _say_what_is_slower() -> None:
+    decision = without_extension()
+    if decision is not None and is_first_rank():
+        logger.warning("grouped MLP: %s", decision)
 
 
 def record(decision: Decision) -> None:

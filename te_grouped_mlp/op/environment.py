@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from te_grouped_mlp.op import emulated
+from te_grouped_mlp.op import emulated, extension
 from te_grouped_mlp.op.packages import Absent, frontend_wrappers, package_versions
 
 FUSED_SWITCH = "NVTE_CUTEDSL_FUSED_GROUPED_MLP"
@@ -76,6 +76,8 @@ class Environment:
             reference backend alone, and only `override` can set it.
         treat_rows_as_full: What to take for known instead of looking at the splits: False makes an
             exact-size call PACKED, to compare it with a padded one. Only `override` can set it.
+        extension: Whether this package's C++ extension can be imported; what runs on the host
+            needs it.
     """
 
     sm: tuple[int, int] | Absent
@@ -86,6 +88,7 @@ class Environment:
     emulated: bool = False
     single_group_is_always_dense: bool = False
     treat_rows_as_full: bool | None = None
+    extension: bool | Absent = True
 
     def wrapper_takes(self, wrapper: str, argument: str) -> bool:
         """Whether the installed frontend's `wrapper` (a short name) has `argument`."""
@@ -106,7 +109,7 @@ def current() -> Environment:
     facts = (sm, *packages, read_switches(), _standalone_active(), gpu is not None)
     latest = _latest
     if latest is None or latest[0] != facts:
-        _latest = latest = (facts, Environment(*facts))
+        _latest = latest = (facts, Environment(*facts, extension=extension.status()))
     env = latest[1]
     for changes in _overrides:
         env = dataclasses.replace(env, **changes)

@@ -12,13 +12,12 @@ from te_grouped_mlp.op import environment, selection
 from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.backends.upstream import backend as upstream
 from te_grouped_mlp.op.decisions import UNFUSED, Decision, record
-from te_grouped_mlp.op.decisions import explain as explain
 from te_grouped_mlp.op.environment import BACKEND_SWITCH, FUSED_SWITCH
 from te_grouped_mlp.op.fit import INTERLEAVE, feature_refusals
 from te_grouped_mlp.op.formats import MXFP8, DType
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import LinearSpec, Problem, RecipeKind
-from te_grouped_mlp.op.te import carriers, probes
+from te_grouped_mlp.op.te import probes, quantizers
 from te_grouped_mlp.op.te.adapter import (
     GroupedLinear,
     activation_kind,
@@ -89,10 +88,9 @@ def _fuse_triple(
     decision, upstream_op = _decide(triple, recipe)
     record(decision)
     _require_requested(decision)
-    if decision.path in (UNFUSED, selection.UPSTREAM) and not carriers.te_decodes():
+    if decision.path in (UNFUSED, selection.UPSTREAM) and not quantizers.te_decodes_carriers():
         # These would read the bytes as bf16: they do not know the announcement.
-        carriers.refuse(triple[0], carriers.INPUT)
-        carriers.refuse(triple[2], carriers.GRAD)
+        quantizers.refuse_carriers(triple[0], triple[2])
     if decision.path == UNFUSED:
         return None
     return build(*triple) if upstream_op is None else upstream_op

@@ -12,7 +12,7 @@ import importlib.util
 import inspect
 import runpy
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -81,6 +81,27 @@ def package_versions() -> Mapping[str, str | Absent]:
     if versions["torch"]:
         versions["torch"] = _torch_build() or versions["torch"]
     return versions
+
+
+@contextlib.contextmanager
+def triton_needed(what: str) -> Iterator[None]:
+    """Name the remedy where the block imports our Triton kernels and there is no Triton.
+
+    Args:
+        what: Needs it; begins a sentence.
+
+    Raises:
+        ImportError: Triton is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "triton":
+            raise
+        raise ImportError(
+            f"{what} need Triton, which is not installed; torch's CUDA builds bring it, else: "
+            "pip install triton"
+        ) from error
 
 
 def _torch_build() -> str | None:

@@ -1,9 +1,10 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The outcome of planning: a Plan, or a Reject with a cause from a closed list. Types only."""
+"""The outcome of planning: a Plan, or a Reject with a cause from a closed list. Pure."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from enum import Enum
 
@@ -27,6 +28,7 @@ class Reason(Enum):
     DEVICE = "the tensors are on a device that the backend does not run on"
     ARCHITECTURE = "the GPU's compute capability is not one that the backend runs on"
     PACKAGE = "a package that the backend needs is absent, broken or too old"
+    EXTENSION = "this package's C++ extension, which CPU tensors need, is absent"
     WRAPPER = "the installed kernel wrapper lacks an argument that the call needs"
     NOT_NAMED = "the backend runs only when it is named"
     NOT_DETERMINISTIC = "a deterministic result is asked for and one launch cannot give it"
@@ -50,10 +52,12 @@ class Reject:
     Attributes:
         reason: The cause.
         detail: The offending value and what is allowed.
+        varying: The outputs that would differ from run to run, where that is the cause.
     """
 
     reason: Reason
     detail: str
+    varying: tuple[Output, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.reason.value}: {self.detail}" if self.detail else self.reason.value
@@ -83,7 +87,7 @@ class Plan:
     reuses_weights: bool = False
     split_multiple: int = 1
 
-    @property
+    @functools.cached_property
     def recomputes_activated(self) -> bool:
         """Whether FC2's input is made anew by the backward, on its way through the activation."""
         return self.problem.activation.recomputes_input and self.call.needs_dact
@@ -104,6 +108,40 @@ class Plan:
         return {
             output: launch
             for launch in self.launches
-            for output in launch.outputs - launch.deterministic
+            for output in sorted(launch.outputs - launch.deterministic, key=lambda out: out.value)
             if output in self.call.wanted
         }
+
+
+def planned(
+    name: str,
+    problem: Problem,
+    call: Call,
+    launches: tuple[Launch, ...] | Reject,
+    *,
+    single_group_is_always_dense: bool = False,
+    reads_values: bool = False,
+    reuses_weights: bool = False,
+    split_multiple: int | None = None,
+) -> Plan | Reject:
+    """Make a backend's plan of what it found: a refusal, or launches to lay out.
+
+    Args:
+        name: Of the backend.
+        problem, call: What is asked for.
+        launches: Every launch of the call, or why there is none.
+        single_group_is_always_dense: As of `Environment`.
+        reads_values, reuses_weights, split_multiple: As of `Plan`; a `split_multiple` of None is
+            the format's.
+    """
+    if isinstance(launches, Reject):
+        return launches
+    layout = GroupLayout.decide(
+        num_groups=problem.num_groups,
+        buffer_rows=call.rows,
+        rows_are_full=call.rows_are_full,
+        launches=launches,
+        single_group_is_always_dense=single_group_is_always_dense,
+    )
+    multiple = call.format.rows_multiple if split_multiple is None else split_multiple
+    return Plan(name, problem, call, layout, launches, reads_values, reuses_weights, multiple)

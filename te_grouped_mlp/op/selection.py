@@ -1,50 +1,52 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which backend runs: at fusion by the problem alone, at each call by the call's facts as well."""
+"""Which backend runs: at fusion by the problem alone, at each call by the call's facts as well.
+
+Asks the `capability` modules of the backends and runs nothing. Imports neither torch nor TE.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Protocol, cast
 
-from te_grouped_mlp.op.backends import CLASSES, GPU_ONLY
-from te_grouped_mlp.op.backends.base import Backend
-from te_grouped_mlp.op.backends.checked import CheckedBackend
-from te_grouped_mlp.op.environment import (
-    BACKEND_SWITCH,
-    Environment,
-    Switches,
-    is_first_rank,
-)
+from te_grouped_mlp.op import backends
+from te_grouped_mlp.op.environment import BACKEND_SWITCH, Environment, is_first_rank
+from te_grouped_mlp.op.packages import Absent
 from te_grouped_mlp.op.plan import Plan, Reason, Reject
 from te_grouped_mlp.op.problem import Call, Problem
-from te_grouped_mlp.op.te.probes import determinism_requested
 
 logger = logging.getLogger("te_grouped_mlp")
 
 AUTO = "auto"
 UPSTREAM = "upstream"
-_MODULES = {
-    name: (f"te_grouped_mlp.op.backends.{name}.backend", cls) for name, cls in CLASSES.items()
-}
-"""Our backends in the order in which "auto" asks them, with module and class."""
-
-NAMES = (*_MODULES, UPSTREAM)
-"""What NVTE_GROUPED_MLP_BACKEND may name, besides "auto"."""
+NAMES = (*backends.CLASSES, UPSTREAM)
+"""What NVTE_GROUPED_MLP_BACKEND may name, besides "auto", in the order in which that asks them."""
 
 _PLANS_KEPT = 64
 
 
+class Capability(Protocol):
+    """What a backend says of itself, in its module ``capability``. Pure: equal answers to equal
+    arguments."""
+
+    def refusal(self, problem: Problem, env: Environment) -> Reject | None:
+        """Say why no call of `problem` could run here; None when some can."""
+
+    def plan(self, problem: Problem, call: Call, env: Environment) -> Plan | Reject:
+        """Say what would run, or why nothing can."""
+
+
 @functools.cache
-def backend(name: str) -> Backend:
-    """Return one of our backends by name; the object holds no state of a call."""
-    module, cls = _MODULES[name]
-    found: Backend = getattr(importlib.import_module(module), cls)()
-    return found
+def capability(name: str) -> Capability:
+    """Return what one of our backends says of itself."""
+    return cast(Capability, importlib.import_module(f"{backends.__name__}.{name}.capability"))
 
 
 def candidates(env: Environment, device: str = "cuda") -> tuple[str, ...]:
@@ -59,8 +61,9 @@ def candidates(env: Environment, device: str = "cuda") -> tuple[str, ...]:
     """
     requested = env.switches.backend
     if requested == AUTO:
-        every = device != "cpu" or env.emulated
-        return tuple(name for name in _MODULES if every or name not in GPU_ONLY)
+        on_host = device == "cpu" and not env.emulated
+        left_out = {UPSTREAM, *backends.GPU_ONLY} if on_host else {UPSTREAM}
+        return tuple(name for name in NAMES if name not in left_out)
     if requested not in NAMES:
         allowed = ", ".join((AUTO, *NAMES))
         raise ValueError(f"{BACKEND_SWITCH} is {requested!r}; allowed: {allowed}")
@@ -69,29 +72,42 @@ def candidates(env: Environment, device: str = "cuda") -> tuple[str, ...]:
 
 def refusals(problem: Problem, env: Environment) -> dict[str, Reject]:
     """Return why each of our backends cannot run `problem`; those that can are not in it."""
-    found = {}
-    for name in candidates(env, problem.device):
-        refusal = backend(name).refusal(problem, env)
-        if refusal is not None:
-            found[name] = refusal
-    return found
-
-
-def passed_over(problem: Problem, env: Environment) -> list[tuple[str, Reject]]:
-    """Return the refusals of the backends before the one that `choose` takes."""
-    refused = refusals(problem, env)
-    found = []
-    for name in candidates(env, problem.device):
-        if name not in refused:
-            break
-        found.append((name, refused[name]))
-    return found
+    answers = {
+        name: capability(name).refusal(problem, env) for name in candidates(env, problem.device)
+    }
+    return {name: reject for name, reject in answers.items() if reject is not None}
 
 
 def choose(problem: Problem, env: Environment) -> str | None:
     """Return the first of our backends that can run `problem`, or None."""
     refused = refusals(problem, env)
     return next((name for name in candidates(env, problem.device) if name not in refused), None)
+
+
+def passed_over(problem: Problem, env: Environment) -> list[tuple[str, Reject]]:
+    """Return the refusals of the backends before the one that `choose` takes."""
+    refused = refusals(problem, env)
+    before = itertools.takewhile(refused.__contains__, candidates(env, problem.device))
+    return [(name, refused[name]) for name in before]
+
+
+def first_plan(
+    problem: Problem, call: Call, env: Environment
+) -> tuple[Plan | None, list[tuple[str, Reject]]]:
+    """Return the plan of the first backend that takes a call, and who refused it before.
+
+    A plan that cannot keep a demand for determinism is a refusal. Raises as `candidates`.
+    """
+    rejects: list[tuple[str, Reject]] = []
+    for name in candidates(env, problem.device):
+        outcome = capability(name).plan(problem, call, env)
+        if isinstance(outcome, Plan):
+            weak = _determinism_refusal(outcome)
+            if weak is None:
+                return outcome, rejects
+            outcome = weak
+        rejects.append((name, outcome))
+    return None, rejects
 
 
 _plans: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
@@ -120,13 +136,16 @@ def make_plan(problem: Problem, call: Call, env: Environment) -> Plan:
 
 
 def _plan_of(problem: Problem, call: Call, env: Environment) -> Plan:
-    wrappers = tuple(sorted(env.wrappers.items())) if env.wrappers else ()
+    known = {} if isinstance(env.wrappers, Absent) else env.wrappers
+    wrappers = tuple(sorted(known.items()))
     key = (problem, call, env.switches, env.single_group_is_always_dense, wrappers, env.sm)
     with _plans_lock:
         # Taken out and put back: the latest one is the last. Each look hashes all the facts.
         plan = _plans.pop(key, None)
         if plan is None:
-            plan = _first_plan(problem, call, env)
+            plan, rejects = first_plan(problem, call, env)
+            if plan is None:
+                raise _refusal_error(rejects)
             _report(plan)
         _plans[key] = plan
         if len(_plans) > _PLANS_KEPT:
@@ -134,35 +153,15 @@ def _plan_of(problem: Problem, call: Call, env: Environment) -> Plan:
     return plan
 
 
-def run(plan: Plan) -> CheckedBackend:
-    """Return the four device operations of a plan, each checked against it."""
-    return CheckedBackend(backend(plan.backend), plan)
-
-
-def _first_plan(problem: Problem, call: Call, env: Environment) -> Plan:
-    rejects: list[tuple[str, Reject]] = []
-    for name in candidates(env, problem.device):
-        outcome = backend(name).plan(problem, call, env)
-        if isinstance(outcome, Plan):
-            weak = _determinism_refusal(outcome)
-            if weak is None:
-                return outcome
-            outcome = weak
-        rejects.append((name, outcome))
-    raise _refusal_error(rejects)
-
-
 def _determinism_refusal(plan: Plan) -> Reject | None:
-    if not plan.call.deterministic:
-        return None
-    weak = plan.not_deterministic()
+    weak = plan.not_deterministic() if plan.call.deterministic else {}
     if not weak:
         return None
     parts = [
         f"{output.value} is computed by {launch.kernel.value}, {launch.cause}"
         for output, launch in weak.items()
     ]
-    return Reject(Reason.NOT_DETERMINISTIC, "; ".join(parts))
+    return Reject(Reason.NOT_DETERMINISTIC, "; ".join(parts), tuple(weak))
 
 
 def _refusal_error(rejects: Sequence[tuple[str, Reject]]) -> Exception:
@@ -174,13 +173,13 @@ def _refusal_error(rejects: Sequence[tuple[str, Reject]]) -> Exception:
     return ValueError(f"no backend takes this call of the fused grouped MLP: {text}")
 
 
-def require_no_stronger_demand(plan: Plan, switches: Switches) -> None:
+def require_no_stronger_demand(plan: Plan, *, deterministic: bool) -> None:
     """Compare the demand for determinism now with the one that the plan was made for.
 
     Raises:
         RuntimeError: Determinism is demanded now, was not then, and an output would vary.
     """
-    if plan.call.deterministic or not determinism_requested(switches):
+    if plan.call.deterministic or not deterministic:
         return
     weak = plan.not_deterministic()
     if weak:

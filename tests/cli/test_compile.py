@@ -61,11 +61,11 @@ def test_every_weight_gradient_is_prepared_once(arguments) -> None:
 def test_both_orders_in_memory_are_prepared(arguments) -> None:
     found = command.wanted(arguments())
     for op in (Op.FC1_ACT, Op.FC2_FORWARD, Op.DACT_DGRAD, Op.FC1_DGRAD, Op.FC2_WGRAD, Op.FC1_WGRAD):
-        assert [key.descending for key in found if key.op is op].count(True) > 0
+        assert [key.reversed_experts for key in found if key.op is op].count(True) > 0
     single = {order: command.wanted(arguments("--order", order)) for order in command.ORDERS}
     assert set(single["all"]) == set(found) == set(single["ascending"] + single["descending"])
-    assert {key.descending for key in single["ascending"]} == {False}
-    assert {key.descending for key in single["descending"] if key.tile} == {True}
+    assert {key.reversed_experts for key in single["ascending"]} == {False}
+    assert {key.reversed_experts for key in single["descending"] if key.tile} == {True}
 
 
 def test_mxfp8_has_kernels_of_its_own_before_what_is_quantized_next(arguments) -> None:

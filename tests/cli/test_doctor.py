@@ -142,13 +142,6 @@ def test_every_reason_has_a_remedy() -> None:
     assert all(text and not text.endswith(".") for text in REMEDIES.values())
 
 
-def test_backends_are_asked_in_the_order_of_the_selection() -> None:
-    from te_grouped_mlp.op import environment, selection
-
-    for device in ("cpu", "cuda"):
-        assert paths.names(device) == selection.candidates(environment.current(), device)
-
-
 def _machine(**changes: object) -> Environment:
     values: dict[str, object] = {
         "sm": Absent("none"),

@@ -20,6 +20,7 @@ from te_grouped_mlp.measure import step
 from te_grouped_mlp.measure.selftest import cases, checks, exact, record
 from te_grouped_mlp.op import environment, selection
 from te_grouped_mlp.op.activations import Activation
+from te_grouped_mlp.op.backends.reference import capability
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.environment import Environment, Switches
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED
@@ -28,6 +29,7 @@ from te_grouped_mlp.op.packages import Absent
 from te_grouped_mlp.op.plan import Reason
 from tests.cli.conftest import Shell, python
 from tests.op.backends.cudnn.simulated import simulation
+from tests.support import backends
 
 OUTPUTS = {"y", "dx", "dprob", "dW1", "dW2"}
 BIASES = {"db1", "db2"}
@@ -244,10 +246,10 @@ def test_exception_fails_its_case_and_the_rest_goes_on(
 
 def test_what_a_plan_does_not_promise_may_vary(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then numbers are checked in the default mode, and that output's bits are not."""
-    honest, calls = ReferenceBackend.plan, itertools.count(1)
+    honest, calls = capability.plan, itertools.count(1)
 
-    def weak(self: Any, problem: Any, call: Any, env: Any) -> Any:
-        plan = honest(self, problem, call, env)
+    def weak(problem: Any, call: Any, env: Any) -> Any:
+        plan = honest(problem, call, env)
         sums = frozenset({Output.DPROB})
         launches = tuple(
             dataclasses.replace(each, deterministic=each.deterministic - sums, cause="atomics")
@@ -266,7 +268,7 @@ def test_what_a_plan_does_not_promise_may_vary(monkeypatch: pytest.MonkeyPatch) 
 
     (case, *_), _ = cases.find("reference", ["cpu"], [Activation.SRELU], quick=True)
     assert checks.run(case, 2).good
-    monkeypatch.setattr(ReferenceBackend, "plan", weak)
+    monkeypatch.setattr(capability, "plan", weak)
     monkeypatch.setattr(step.Model, "run", varying)
     selection._plans.clear()
     monkeypatch.setattr(selection, "_latest", None)
@@ -429,19 +431,19 @@ def test_reference_is_compared_where_another_backend_runs(monkeypatch: pytest.Mo
     """A second name for the reference backend, a little wrong: too little for float64 to show."""
 
     class Other(ReferenceBackend):
-        name = "cutedsl"
         factor = 1.0
+        refusal = staticmethod(capability.refusal)
+
+        @staticmethod
+        def plan(*facts: Any) -> Any:
+            return dataclasses.replace(capability.plan(*facts), backend="cutedsl")
 
         def gemm(self, plan: Any, kernel: Any, a: Any, w: Any, out: Any, epilogue: Any) -> None:
             super().gemm(plan, kernel, a, w, out, epilogue)
             if kernel is Kernel.FC2_FORWARD:
                 out.mul_(self.factor)
 
-    honest = selection.backend
-    other = Other()
-    monkeypatch.setattr(
-        selection, "backend", lambda name: other if name == "cutedsl" else honest(name)
-    )
+    backends.install(monkeypatch, "cutedsl", Other(), Other)
     (case, *_), _ = cases.find("cutedsl", ["cpu"], [Activation.SRELU], quick=True)
     assert (case.backend, case.format) == ("cutedsl", MXFP8)
     good = checks.run(case, 2)

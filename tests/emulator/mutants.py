@@ -8,11 +8,17 @@ A mutant shares every other block's code with the kernel that it comes from.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from unittest.mock import patch
 
-from te_grouped_mlp.emulator import EmulationFault, GlobalMemory, Launch, Options, execute
+import numpy as np
+
+from te_grouped_mlp.emulator import EmulationFault, GlobalMemory, Launch, Options, barriers, execute
+from te_grouped_mlp.emulator.clocks import Shadow
 from te_grouped_mlp.emulator.codegen import Program, program
 from te_grouped_mlp.emulator.machine import Machine
+from te_grouped_mlp.emulator.operands import used, written
 from te_grouped_mlp.emulator.ptx import Immediate, Instruction
 
 # Opcodes by their first letters -> the kind under which the score counts them.
@@ -75,35 +81,107 @@ def _without(whole: Program, number: int, position: int) -> Program:
     return changed
 
 
-def repeated(mutant: Mutant) -> bool:
-    """Say whether the instruction's neighbour in its block is the same one."""
-    block = mutant.program.entry.blocks[mutant.block]
-    near = block[max(mutant.position - 1, 0) : mutant.position + 1]
-    return any(i.op == mutant.instruction.op and not i.operands for i in near)
-
-
 # What touches data; a wait after the last of them in every warp only holds the exit back.
 _DATA = ("ld.shared", "ld.global", "st.", "atom", "red.", "cp.async.bulk.tensor", "cp.reduce",
-         "cp.async.c", "tcgen05.ld", "tcgen05.mma", "tcgen05.cp", "clusterlaunchcontrol.try")  # fmt: skip
+         "cp.async.c", "tcgen05.ld", "tcgen05.mma", "tcgen05.cp",
+         "clusterlaunchcontrol.try")  # fmt: skip
 
 
-def drains(launch: Launch, memory: GlobalMemory) -> set[int]:
-    """Return the PTX lines that some warp reaches, but none before its last access of data."""
-    seen: dict[tuple[object, int], list[int]] = {}
-    busy: set[int] = set()
+class Idle:
+    """What of a kernel cannot be missed, as one execution of the unchanged kernel shows.
 
-    def trace(cta: tuple[int, int, int], warp: int, line: int, source: str) -> None:
-        lines = seen.setdefault((cta, warp), [])
+    Attributes:
+        reasons: PTX line -> why its instruction is of no use.
+    """
+
+    def __init__(self, launch: Launch, memory: GlobalMemory) -> None:
+        """Execute the kernel and look at what follows, and what is touched around, each line."""
+        self.at: tuple[object, int] = (None, 0)
+        self.line = 0
+        self.pending: dict[object, list[int]] = {}
+        self.busy: set[int] = set()
+        self.fences: dict[object, int] = {}
+        self.initialising: set[object] = set()
+        self.useful: set[int] = set()
+        self.touched: dict[object, dict[Shadow, np.ndarray]] = {}
+        self.fenced: dict[int, list[tuple[Shadow, np.ndarray]]] = {}
+        self.asynchronous: dict[Shadow, np.ndarray] = {}
+        self.phases: dict[int, int] = {}
+        self._run(launch, memory)
+        self.reasons = self._judge(program(launch.ptx, launch.entry))
+
+    def _run(self, launch: Launch, memory: GlobalMemory) -> None:
+        passed = barriers._passed
+        accesses = {name: getattr(Shadow, name) for name in ("read", "write")}
+
+        def waited(warp: object, address: int, parity: int) -> bool:
+            phase = barriers.find(warp, address).phase
+            fresh = phase == 0 and parity & 1
+            self.phases[self.line] = self.phases.get(self.line, 0) + (not fresh)
+            return passed(warp, address, parity)
+
+        def accessed(name: str) -> Callable[..., None]:
+            def access(shadow: Shadow, cells: object, clock: object, agent: int, time: int,
+                       proxy: bool = False, *rest: object) -> None:  # fmt: skip
+                table = self.asynchronous if proxy else self.touched.setdefault(self.at, {})
+                if shadow not in table:
+                    table[shadow] = np.zeros(len(shadow.writer), bool)
+                table[shadow][cells] = True
+                accesses[name](shadow, cells, clock, agent, time, proxy, *rest)
+
+            return access
+
+        with ExitStack() as stack:
+            stack.enter_context(patch.object(barriers, "_passed", waited))
+            for name in accesses:
+                stack.enter_context(patch.object(Shadow, name, accessed(name)))
+            execute(launch, memory, Options(trace=self._trace))
+
+    def _trace(self, cta: tuple[int, int, int], warp: int, line: int, source: str) -> None:
+        self.at, self.line = (cta, warp), line
         op = source.split()[1] if source.startswith("@") else source
-        if op.startswith(_DATA) and not op.startswith(
-            ("cp.async.bulk.commit", "cp.async.bulk.wait")
-        ):
-            busy.update(lines)
-            lines.clear()
-        lines.append(line)
+        if op.startswith(_DATA):
+            self.busy.update(self.pending.pop(self.at, ()))
+        self.pending.setdefault(self.at, []).append(line)
+        if op.startswith("mbarrier.init"):
+            self.initialising.add(self.at)
+        elif op.startswith("fence.mbarrier_init"):
+            self.fences[self.at] = line if self.at in self.initialising else 0
+            self.initialising.discard(self.at)
+        elif op.startswith(("mbarrier.", *_DATA)) and not op.startswith("mbarrier.init"):
+            self.useful.add(self.fences.pop(self.at, 0))
+        if op.startswith("fence."):
+            self.fenced.setdefault(line, []).extend(self.touched.pop(self.at, {}).items())
 
-    execute(launch, memory, Options(races=False, trace=trace))
-    return set().union(*seen.values()) - busy
+    def _judge(self, whole: Program) -> dict[int, str]:
+        reasons = {}
+        for each in (i for block in whole.entry.blocks for i in block):
+            line, op = each.line, each.op
+            left = any(line in lines for lines in self.pending.values())
+            if left and line not in self.busy:
+                reasons[line] = "drain at the end"
+            elif op.startswith("fence.mbarrier_init") and line not in self.useful:
+                reasons[line] = "another one does the same"
+            elif op.startswith(("fence.proxy.async", "fence.acq_rel")) and not self._matters(line):
+                reasons[line] = "only one proxy touches what it fences"
+            elif self.phases.get(line, 1) == 0:
+                reasons[line] = "meets new barriers only"
+            elif op.startswith("mbarrier.t") and not _read(whole, each):
+                reasons[line] = "nothing reads its result"
+        return reasons
+
+    def _matters(self, line: int) -> bool:
+        return any(
+            (cells & self.asynchronous[shadow]).any()
+            for shadow, cells in self.fenced.get(line, ())
+            if shadow in self.asynchronous
+        )
+
+
+def _read(whole: Program, wait: Instruction) -> bool:
+    """Say whether an instruction reads the predicate of a wait."""
+    result = written(wait)
+    return any(result & used(i) for block in whole.entry.blocks for i in block)
 
 
 def alarm(

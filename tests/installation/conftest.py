@@ -34,7 +34,7 @@ def wheel(source_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "pip", "--isolated", "wheel", "--no-deps"]
     done = subprocess.run(
         [*command, "--no-build-isolation", "--wheel-dir", str(target), str(source_tree)],
-        env=clean_environment(),
+        env=clean_environment(TE_GROUPED_MLP_REQUIRE_EXTENSION="1"),
         capture_output=True,
         text=True,
     )

@@ -75,6 +75,32 @@ def test_wheel_holds_every_file_and_the_extension(wheel: Path, source_tree: Path
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("required", ["0", "1"])
+def test_without_a_compiler(source_tree: Path, tmp_path: Path, required: str) -> None:
+    """The package is built without its extension, unless that is required; each says so."""
+    variables = {"CXX": "/no/compiler", "TE_GROUPED_MLP_REQUIRE_EXTENSION": required}
+    command = [sys.executable, "-m", "pip", "--isolated", "-v", "wheel", "--no-deps"]
+    done = subprocess.run(
+        [*command, "--no-build-isolation", "--wheel-dir", str(tmp_path), str(source_tree)],
+        env=clean_environment(**variables),
+        capture_output=True,
+        text=True,
+    )
+    said = done.stdout + done.stderr
+    assert "most often there is no C++17 compiler" in said
+    if required == "1":
+        assert done.returncode != 0
+        assert "te_grouped_mlp._C cannot be built" in said
+        return
+    assert done.returncode == 0, said
+    assert "WITHOUT its C++ extension" in said
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    _check_names(names, source_tree)
+    assert not [name for name in names if name.endswith(".so")]
+
+
+@pytest.mark.slow
 def test_wheel_asks_for_torch_without_bound_and_never_for_te(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))

@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from te_grouped_mlp.op import environment, selection
+from te_grouped_mlp.op.backends.reference import capability
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.layout import Kernel, Output
 from te_grouped_mlp.op.plan import Plan, Reject
 from tests.op import fixtures
-from tests.support import step
+from tests.support import backends, step
 from tests.support.step import StepCase
 
 pytestmark = pytest.mark.usefixtures("fused_switch", "hostile_memory")
@@ -59,12 +60,14 @@ demands = pytest.mark.parametrize("demand", DEMANDS.values(), ids=DEMANDS)
 class AtomicBackend(ReferenceBackend):
     """The reference backend with launches that say that some outputs vary; records its calls."""
 
+    refusal = staticmethod(capability.refusal)
+
     def __init__(self, weak: dict[Kernel, Output]) -> None:
         self._weak = weak
         self.calls: list[str] = []
 
     def plan(self, problem: Any, call: Any, env: Any) -> Plan | Reject:
-        plan = super().plan(problem, call, env)
+        plan = capability.plan(problem, call, env)
         assert isinstance(plan, Plan)
         launches = []
         for launch in plan.launches:
@@ -98,7 +101,8 @@ def weaken(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AtomicBackend]:
 
     def install(weak: dict[Kernel, Output] | None = None) -> AtomicBackend:
         backend = AtomicBackend(weak or {Kernel.DACT_DGRAD: Output.DPROB})
-        monkeypatch.setattr(selection, "backend", lambda name: backend)
+        monkeypatch.setattr(selection, "NAMES", (capability.NAME,))
+        backends.install(monkeypatch, capability.NAME, backend, backend)
         monkeypatch.setattr(selection, "_plans", type(selection._plans)())
         monkeypatch.setattr(selection, "_latest", None)
         return backend

@@ -16,14 +16,13 @@ import pytest
 
 from te_grouped_mlp.cli import determinism
 from te_grouped_mlp.op import environment, selection
-from te_grouped_mlp.op.backends.base import planned
 from te_grouped_mlp.op.backends.cutedsl import capability
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.environment import Environment
-from te_grouped_mlp.op.plan import Plan, Reject
+from te_grouped_mlp.op.plan import Plan, Reject, planned
 from te_grouped_mlp.op.problem import Call, Problem
 from tests.op.backends.cudnn.simulated import run_on, simulation
-from tests.support import step
+from tests.support import backends, step
 from tests.support.frontend_stand_in import StandIn
 from tests.support.step import StepCase
 
@@ -39,14 +38,12 @@ BOTH = {"bias": True, "scale_bias": True}
 class Native(ReferenceBackend):
     """The reference kernels; refuses, accepts and lays out as the native backend does on a GPU."""
 
-    name = capability.NAME
-
     def refusal(self, problem: Problem, env: Environment) -> Reject | None:
         return capability.refusal(dataclasses.replace(problem, device="cuda"), env)
 
     def plan(self, problem: Problem, call: Call, env: Environment) -> Plan | Reject:
         on_gpu = dataclasses.replace(problem, device="cuda")
-        return planned(self.name, problem, call, capability.plan_launches(on_gpu, call, env))
+        return planned(capability.NAME, problem, call, capability.plan_launches(on_gpu, call, env))
 
 
 class Ran:
@@ -76,13 +73,11 @@ def ran(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iter
             ran.plans.append(make_plan(*args))
             return ran.plans[-1]
 
-        modules = {**selection._MODULES, "cutedsl": (__name__, Native.__name__)}
-        patch.setattr(selection, "_MODULES", modules)
-        patch.setattr(selection, "GPU_ONLY", frozenset())
+        backends.install(patch, capability.NAME, Native(), Native())
+        patch.setattr("te_grouped_mlp.op.backends.GPU_ONLY", frozenset())
         patch.setattr(selection, "_plans", type(selection._plans)())
         patch.setattr(selection, "_latest", None)
         patch.setattr(selection, "make_plan", spy)
-        selection.backend.cache_clear()
         versions = {**environment.current().versions, **determinism.environment(True).versions}
         with environment.override(versions=versions):
             yield ran

@@ -27,7 +27,7 @@ from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.layout import Output
 from te_grouped_mlp.op.plan import Reason
 from te_grouped_mlp.op.step import bias_gradient, inputs, ops_state, saved, weight_gradient
-from te_grouped_mlp.op.te import adapter, carriers, quantizers, recipes
+from te_grouped_mlp.op.te import adapter, quantizers
 from te_grouped_mlp.op.tensors import checks, quantize
 from tests.op import fixtures
 from tests.support import step
@@ -262,7 +262,7 @@ def _quantizers() -> None:
 
 
 def read_carriers_as_bf16(patch: Patch) -> None:
-    patch.setattr(carriers, "refuse", lambda _op, _attribute: None)
+    patch.setattr(quantizers, "refuse_carriers", lambda _fc1, _fc2: None)
 
 
 @repair("carriers are not read as bf16", read_carriers_as_bf16)
@@ -326,18 +326,25 @@ def add_in_any_order(patch: Patch) -> None:
     """Add rows as float atomics do: in an order that changes from run to run."""
     seeds = itertools.count()
 
-    def column_sums(dy: torch.Tensor, scale: torch.Tensor | None, splits: Any) -> torch.Tensor:
-        values = dy.float() if scale is None else dy.float() * scale.float()[:, None]
+    def column_sums(
+        values: torch.Tensor,
+        sizes: Any = None,
+        *,
+        weights: Any = None,
+        group_end_offsets: Any = None,
+    ) -> torch.Tensor:
+        values = values.float() if weights is None else values.float() * weights.float()[:, None]
+        counts = [values.shape[0]] if sizes is None else sizes.tolist()
         sums = []
-        for start, size in zip(splits.offsets.tolist(), splits.sizes.tolist(), strict=False):
-            order = torch.randperm(size, generator=torch.Generator().manual_seed(next(seeds)))
-            total = torch.zeros(dy.shape[1])
-            for row in values[start : start + size][order]:
+        for group in values[: sum(counts)].split(counts):
+            order = torch.randperm(len(group), generator=torch.Generator().manual_seed(next(seeds)))
+            total = torch.zeros(values.shape[1])
+            for row in group[order]:
                 total = total + row
             sums.append(total)
         return torch.stack(sums)
 
-    patch.setattr(bias_gradient, "column_sums", column_sums)
+    patch.setattr(bias_gradient.group_reductions, "column_sums", column_sums)
 
 
 @repair("bias gradients in a fixed order", add_in_any_order)
@@ -346,7 +353,7 @@ def _fixed_order() -> None:
 
 
 def ignore_the_gradient_format(patch: Patch) -> None:
-    patch.setattr(recipes, "HYBRID", "")
+    patch.setattr(quantizers, "HYBRID", "")
 
 
 @repair("gradients in E4M3 only", ignore_the_gradient_format)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from te_grouped_mlp.op import selection
+from te_grouped_mlp.op import execution, selection
 from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.environment import Environment, Switches
 from te_grouped_mlp.op.formats import MXFP8, DType
@@ -97,9 +97,8 @@ def backends(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def install(*found: FakeBackend) -> None:
         by_name = {each.name: each for each in found}
-        monkeypatch.setattr(selection, "_MODULES", dict.fromkeys(by_name, ("", "")))
         monkeypatch.setattr(selection, "NAMES", (*by_name, selection.UPSTREAM))
-        monkeypatch.setattr(selection, "backend", by_name.__getitem__)
+        monkeypatch.setattr(selection, "capability", by_name.__getitem__)
 
     return install
 
@@ -164,11 +163,11 @@ def test_a_wrong_name_is_named(name: str, backends: Any) -> None:
 
 
 def test_every_name_can_be_asked_for() -> None:
-    """Each of our backends imports, and answers to its name."""
+    """Each of our backends imports, and its plans lead back to it."""
     for name in selection.NAMES:
         if name != selection.UPSTREAM:
-            assert selection.backend(name).name == name
-            assert selection.backend(name) is selection.backend(name)
+            assert name == selection.capability(name).NAME
+            assert execution.backend(name) is execution.backend(name)
 
 
 def test_choosing_is_pure() -> None:

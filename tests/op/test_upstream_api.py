@@ -13,7 +13,7 @@ import pytest
 import transformer_engine.pytorch as te
 
 import te_grouped_mlp
-from te_grouped_mlp.op import decisions, environment, packages, selection
+from te_grouped_mlp.op import decisions, environment, execution, packages, selection
 from te_grouped_mlp.op.layout import RowExtent
 from te_grouped_mlp.op.packages import RUNTIME_OFFSETS, Absent
 from te_grouped_mlp.op.plan import Reason, Reject
@@ -315,9 +315,9 @@ def test_a_replaced_probe_decides_about_all_rows(
     name = "_cudnn_frontend_supports_single_group_runtime_offsets"
     monkeypatch.setattr(module(), name, lambda kind: asked.append(kind) or answer)
     extents: list[RowExtent] = []
-    original = selection.run
+    original = execution.operations
     monkeypatch.setattr(
-        selection, "run", lambda plan: extents.append(plan.layout.extent) or original(plan)
+        execution, "operations", lambda plan: extents.append(plan.layout.extent) or original(plan)
     )
     for rows in (None, 256):
         case = CASE.but(splits=(128,), buffer_rows=rows)

@@ -18,34 +18,36 @@ from typing import Any
 import pytest
 import torch
 
-from te_grouped_mlp.op import environment, selection
-from te_grouped_mlp.op.backends.reference import arguments
+from te_grouped_mlp.op import environment
+from te_grouped_mlp.op.backends.reference import arguments, capability
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.environment import Environment
 from te_grouped_mlp.op.plan import Plan, Reject
 from te_grouped_mlp.op.problem import Call, Problem
 from te_grouped_mlp.op.tensors.operands import (
     Axis,
-    ExactCopy,
+    DequantizedCopy,
     GroupedOperand,
     WeightOperand,
 )
+from tests.support import backends
 
 NAME = "cutedsl"
 
 
 class ValuesBackend(ReferenceBackend):
-    """The reference backend, except that its plans read values."""
+    """The reference backend, under the native one's name; its plans read values."""
 
     name = NAME
+    refusal = staticmethod(capability.refusal)
 
     def plan(self, problem: Problem, call: Call, env: Environment) -> Plan | Reject:
         """Plan as the reference does."""
-        plan = super().plan(problem, call, env)
+        plan = capability.plan(problem, call, env)
         if isinstance(plan, Reject):
             return plan
         reuses = env.switches.reuse_weights
-        return dataclasses.replace(plan, reads_values=True, reuses_weights=reuses)
+        return dataclasses.replace(plan, backend=NAME, reads_values=True, reuses_weights=reuses)
 
 
 class Calls(list[str]):
@@ -56,8 +58,8 @@ class Calls(list[str]):
 def in_use(monkeypatch: pytest.MonkeyPatch, **switches: Any) -> Iterator[Calls]:
     """Make it the backend that runs, over CPU tensors."""
     calls = Calls()
-    backend, found = ValuesBackend(), selection.backend
-    monkeypatch.setattr(selection, "backend", lambda name: backend if name == NAME else found(name))
+    backend = ValuesBackend()
+    backends.install(monkeypatch, NAME, backend, backend)
     stand_in = _block_scale(calls)
     monkeypatch.setitem(sys.modules, "te_grouped_mlp.op.kernels.block_scale", stand_in)
     monkeypatch.setattr("te_grouped_mlp.op.kernels.block_scale", stand_in, raising=False)
@@ -71,7 +73,7 @@ def in_use(monkeypatch: pytest.MonkeyPatch, **switches: Any) -> Iterator[Calls]:
 def _read(original: Any) -> Any:
     def read(operand: GroupedOperand, axis: Axis, segment: Any, name: str) -> torch.Tensor:
         copy = operand.row if axis is Axis.ROW else operand.column
-        if isinstance(copy, ExactCopy):
+        if isinstance(copy, DequantizedCopy):
             return copy.values[segment.span].double()
         return original(operand, axis, segment, name)
 

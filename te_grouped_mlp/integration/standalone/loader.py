@@ -185,7 +185,10 @@ def _start(common: ModuleType) -> None:
             return
         if TEX not in sys.modules:
             from te_grouped_mlp.integration.standalone.tex import module
+            from te_grouped_mlp.op import extension
 
+            if not cuda_device_visible():
+                extension.require("Transformer Engine cannot run standalone on a CPU")
             sys.modules[TEX] = module.build()
 
     common.load_framework_extension = load_framework_extension

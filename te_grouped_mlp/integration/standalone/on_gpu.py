@@ -11,75 +11,44 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
 
+from te_grouped_mlp.op.packages import triton_needed
 from te_grouped_mlp.op.tensors import memory
 
 # Addresses that one launch of `store_addresses` takes.
 _ADDRESSES = 8
+_NEEDS = "standalone's tex functions on CUDA tensors"
 
 
 def serves(tensor: torch.Tensor, device: torch.device | str | None = None) -> bool:
     """Whether a tensor, with results on `device`, is for this module and not for C++."""
-    if not tensor.is_cuda or device is None:
-        return tensor.is_cuda
-    where = torch.device(device)
+    if not tensor.is_cuda:
+        return False
+    where = tensor.device if device is None else torch.device(device)
     return where.type == "cuda" and where.index in (None, tensor.get_device())
-
-
-def _import(name: str) -> ModuleType:
-    import importlib
-
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "triton":
-            raise
-        raise ImportError(
-            "standalone's tex functions on CUDA tensors need Triton, which is not installed; "
-            "torch's CUDA builds bring it, else: pip install triton"
-        ) from error
 
 
 @functools.cache
 def block_scale() -> Any:
     """Return the module of the MXFP8 kernels; ImportError with the remedy without Triton."""
-    return _import("te_grouped_mlp.op.kernels.block_scale")
-
-
-@functools.cache
-def _reductions() -> Any:
-    return _import("te_grouped_mlp.op.backends.cutedsl.reductions")
+    with triton_needed(_NEEDS):
+        from te_grouped_mlp.op.kernels import block_scale
+    return block_scale
 
 
 @functools.cache
 def _table_kernels() -> Any:
-    return _import("te_grouped_mlp.integration.standalone.table_kernels")
+    with triton_needed(_NEEDS):
+        from te_grouped_mlp.integration.standalone import table_kernels
+    return table_kernels
 
 
 def row_ends(splits: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return int32 inclusive prefix sums of row counts, on `device`."""
     return torch.cumsum(splits.to(device, non_blocking=True), 0, dtype=torch.int32)
-
-
-def column_sums(
-    src: torch.Tensor, weights: torch.Tensor | None, splits: torch.Tensor
-) -> torch.Tensor:
-    """Return fp32 (groups, columns) sums of rows (times weights), in an order fixed by the rows.
-
-    The order is not the CPU's: parts of a group are summed side by side.
-    """
-    out: torch.Tensor = _reductions().column_sums(src, weights, row_ends(splits, src.device))
-    return out
-
-
-def row_dots(src: torch.Tensor, table: torch.Tensor, splits: torch.Tensor) -> torch.Tensor:
-    """Return fp32 (rows,): each row times its group's row of `table`; zero past the groups."""
-    out: torch.Tensor = _reductions().row_dots(src, table, row_ends(splits, src.device))
-    return out
 
 
 def addresses(values: list[int], device: torch.device) -> torch.Tensor:

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.integration.standalone import column_sums, on_gpu
+from te_grouped_mlp.integration.standalone import on_gpu
 from te_grouped_mlp.integration.standalone.tex.contract import on_any_device
 from te_grouped_mlp.integration.standalone.tex.placeholder import make_placeholder
+from te_grouped_mlp.op.kernels import group_reductions
 
 MODULES = ("cross_entropy", "grouped_dbias_dscales", "mhc", "pad", "permutation")
 
@@ -72,7 +73,7 @@ def compute_grouped_dbias(
     if splits.numel() != num_groups:
         raise ValueError(f"offsets holds {splits.numel()} groups, num_groups is {num_groups}")
     dbias = _result(dbias, (num_groups, dy.shape[1]), "dbias", dy.device)
-    return dbias.add_(column_sums.column_sums(dy, splits))
+    return dbias.add_(group_reductions.column_sums(dy, splits))
 
 
 @on_any_device
@@ -106,12 +107,8 @@ def compute_grouped_dbias_dscales(
         raise ValueError(f"scales has {scales.numel()} elements; allowed: {tokens}, one per row")
     dbias = _result(dbias, (splits.numel(), hidden), "dbias", dy.device)
     dscales = _result(dscales, (tokens,), "dscales", dy.device)
-    dbias.add_(column_sums.weighted_column_sums(dy, scales, splits))
-    dots = column_sums.row_dots(dy, bias, splits)
-    # Past the groups a CPU leaves them unwritten; a GPU writes zeros.
-    live = tokens if on_gpu.serves(dy) else int(splits.sum())
-    dscales[:live].add_(dots[:live])
-    return dbias, dscales
+    dbias.add_(group_reductions.column_sums(dy, splits, weights=scales))
+    return dbias, dscales.add_(group_reductions.row_dots(dy, bias, splits))
 
 
 _FUNCTIONS: dict[str, dict[str, Any]] = {

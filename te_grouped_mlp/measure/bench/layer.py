@@ -13,7 +13,7 @@ import torch
 from te_grouped_mlp.measure.bench.shapes import Inputs, Shape
 from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.backends.base import DactEpilogue, Fc1Epilogue, GemmEpilogue
-from te_grouped_mlp.op.backends.cutedsl import keys
+from te_grouped_mlp.op.backends.cutedsl import capability, keys
 from te_grouped_mlp.op.backends.cutedsl.backend import CuteDslBackend
 from te_grouped_mlp.op.backends.cutedsl.compile import target_arch
 from te_grouped_mlp.op.backends.cutedsl.config import Op
@@ -27,6 +27,7 @@ from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import Call, LinearSpec, Problem, RecipeKind, TensorKind
 from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.tensors.operands import Axis, GroupedOperand, Splits, WeightOperand
+from te_grouped_mlp.op.tensors.stacking import Stacked
 
 SPEC = ActivationSpec(Activation.SWIGLU, 32)
 _VERSIONS = {"quack": "0.6.5", "cutlass_dsl": "4.8.1", "triton": "3.6.0"}
@@ -61,7 +62,7 @@ def plan_of(shape: Shape, *, deterministic: bool = False) -> Plan:
         format=UNQUANTIZED,
     )
     env = Environment((9, 0), _VERSIONS, Absent("none"), Switches(backend="cutedsl"), False)
-    plan = _BACKEND.plan(problem_of(shape), call, env)
+    plan = capability.plan(problem_of(shape), call, env)
     assert isinstance(plan, Plan), plan
     return plan
 
@@ -148,7 +149,7 @@ def layer_of(
         return GroupedOperand(UNQUANTIZED, tuple(values.shape), plan.layout, splits, plain=values)
 
     def weight(values: torch.Tensor) -> WeightOperand:
-        return WeightOperand(UNQUANTIZED, tuple(values.shape[1:]), Axis.ROW, values.unbind(0))
+        return WeightOperand(UNQUANTIZED, tuple(values.shape[1:]), Axis.ROW, Stacked(values))
 
     return Layer(
         plan, given, tokens(given.x), tokens(given.dy), weight(given.w1), weight(given.w2),
@@ -183,11 +184,11 @@ def part(given: Inputs, key: KernelKey, buffers: dict[str, torch.Tensor]) -> Cal
     if key.op is Op.FC1_DGRAD:
         return lambda: run(pre, given.w1, out, None, offsets)
     if key.op is Op.DACT_DGRAD:
-        grad, slots = buffer("grad", rows, wide), None
+        grad, partials = buffer("grad", rows, wide), None
         if key.dprob:
             count = -(-shape.ffn // key.tile.n)
-            slots = torch.empty(count, rows, device="cuda").t()
-        return lambda: run(given.dy, given.w2, grad, pre, offsets, prob=prob, slots=slots)
+            partials = torch.empty(count, rows, device="cuda").t()
+        return lambda: run(given.dy, given.w2, grad, pre, offsets, prob=prob, row_partials=partials)
     left, right = (given.dy, act) if key.op is Op.FC2_WGRAD else (pre, given.x)
     name = key.op.value
     dtype = torch.float32 if key.out is DType.FLOAT32 else torch.bfloat16
@@ -207,14 +208,14 @@ def part_bytes(shape: Shape, key: KernelKey) -> float:
     weight1, weight2 = shape.experts * wide * hidden, shape.experts * ffn * hidden
     size = 4 if key.out is DType.FLOAT32 else 2
     grad = (2 if key.accumulate else 1) * size
-    slots = 0
+    partials = 0
     if key.dprob and key.tile is not None:
-        slots = 4 * rows * -(-ffn // key.tile.n)
+        partials = 4 * rows * -(-ffn // key.tile.n)
     return float(
         {
             Op.FC1_ACT: 2 * (rows * (hidden + wide + ffn) + weight1),
             Op.FC2_FORWARD: 2 * (rows * (ffn + hidden) + weight2),
-            Op.DACT_DGRAD: 2 * (rows * (hidden + 2 * wide) + weight2) + slots,
+            Op.DACT_DGRAD: 2 * (rows * (hidden + 2 * wide) + weight2) + partials,
             Op.FC1_DGRAD: 2 * (rows * (wide + hidden) + weight1),
             Op.FC1_WGRAD: 2 * rows * (wide + hidden) + grad * weight1,
             Op.FC2_WGRAD: 2 * rows * (ffn + hidden) + grad * weight2,

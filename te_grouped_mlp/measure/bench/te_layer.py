@@ -22,6 +22,7 @@ from te_grouped_mlp.measure import step
 from te_grouped_mlp.measure.bench.interleaved import NotThere, Results
 from te_grouped_mlp.measure.bench.shapes import Inputs
 from te_grouped_mlp.op import environment
+from te_grouped_mlp.op.explain import explain
 
 
 @dataclass(frozen=True)
@@ -138,13 +139,12 @@ class Layer:
         Raises:
             RuntimeError: With the ops that ran, and the reasons.
         """
-        from te_grouped_mlp.op import fusion
 
         groups = self.sequential._module_groups
         path = [type(op).__name__ for fuser in groups for op, _ in fuser._forward_ops]
         fused = [name for name in path if name.startswith("GroupedMLP_")]
         if bool(fused) != (self.mode.backend is not None):
-            reasons = "; ".join(map(str, fusion.explain()))
+            reasons = "; ".join(map(str, explain()))
             raise RuntimeError(f"the step ran as {', '.join(path)}; {reasons}")
 
     @contextlib.contextmanager

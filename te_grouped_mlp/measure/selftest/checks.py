@@ -168,7 +168,7 @@ def varying(case: Case, *, deterministic: bool) -> dict[str, str]:
         deterministic=deterministic,
         format=case.format,
     )
-    plan = selection.backend(case.backend).plan(case.problem, call, env)
+    plan = selection.capability(case.backend).plan(case.problem, call, env)
     if isinstance(plan, Reject):
         raise ValueError(f"backend {case.backend!r}: {plan}")
     assert isinstance(plan, Plan)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of a backend: it plans, and it runs four device operations."""
+"""The interface of a backend: four device operations. What it can run says its `capability`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from typing import Protocol
 
 import torch
 
-from te_grouped_mlp.op.environment import Environment
-from te_grouped_mlp.op.layout import GroupLayout, Kernel, Launch
-from te_grouped_mlp.op.plan import Plan, Reject
-from te_grouped_mlp.op.problem import Call, Problem
+from te_grouped_mlp.op.layout import Kernel
+from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.tensors.operands import GroupedOperand, WeightOperand
 from te_grouped_mlp.op.tensors.record import record
@@ -100,31 +98,6 @@ class DactResult:
     activated: GroupedOperand | None
 
 
-def planned(
-    name: str,
-    problem: Problem,
-    call: Call,
-    launches: tuple[Launch, ...] | Reject,
-    *,
-    single_group_is_always_dense: bool = False,
-    reads_values: bool = False,
-    reuses_weights: bool = False,
-    split_multiple: int | None = None,
-) -> Plan | Reject:
-    """Make a backend's plan of what its capability found: a refusal, or launches to lay out."""
-    if isinstance(launches, Reject):
-        return launches
-    layout = GroupLayout.decide(
-        num_groups=problem.num_groups,
-        buffer_rows=call.rows,
-        rows_are_full=call.rows_are_full,
-        launches=launches,
-        single_group_is_always_dense=single_group_is_always_dense,
-    )
-    multiple = call.format.rows_multiple if split_multiple is None else split_multiple
-    return Plan(name, problem, call, layout, launches, reads_values, reuses_weights, multiple)
-
-
 def require_shape(name: str, shape: tuple[int, ...], allowed: tuple[int, int]) -> None:
     """Check the shape of an argument of a device operation.
 
@@ -136,15 +109,11 @@ def require_shape(name: str, shape: tuple[int, ...], allowed: tuple[int, int]) -
 
 
 class Backend(Protocol):
-    """Plans calls and runs them. Objects hold no state of a call."""
+    """Runs the four operations of a plan. Objects hold no state of a call.
 
-    name: str
-
-    def refusal(self, problem: Problem, env: Environment) -> Reject | None:
-        """Say why no call of `problem` could run here; None when some can. Pure."""
-
-    def plan(self, problem: Problem, call: Call, env: Environment) -> Plan | Reject:
-        """Say what would run, or why nothing can. Pure: the same arguments, the same answer."""
+    Operations are called through `checked.CheckedBackend`, which compares layout, format, shape and
+    copies of the token operands, and axis and number of experts of the weights, with the plan.
+    """
 
     def fc1_act(
         self, plan: Plan, x: GroupedOperand, w: WeightOperand, epilogue: Fc1Epilogue

@@ -24,7 +24,7 @@ from te_grouped_mlp.op.step import split_guard
 from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.tensors.operands import (
     Axis,
-    ExactCopy,
+    DequantizedCopy,
     GroupedOperand,
     QuantizedCopy,
     WeightOperand,
@@ -89,7 +89,8 @@ class CheckedBackend:
 
     def _rows(self, name: str, operand: GroupedOperand, axis: Axis, features: int) -> None:
         layout, fmt = self._plan.layout, self._plan.call.format
-        layout.require(operand.layout, name)
+        if operand.layout is not layout:
+            layout.require(operand.layout, name)
         if operand.shape != (layout.buffer_rows, features):
             raise LayoutMismatchError(
                 f"{name} has shape {operand.shape}; allowed: {(layout.buffer_rows, features)}"
@@ -98,7 +99,7 @@ class CheckedBackend:
             raise LayoutMismatchError(f"{name} is {operand.format.name}; allowed: {fmt.name}")
         present = operand.row if axis is Axis.ROW else operand.column
         if not operand.format.is_block_scaled:
-            present = operand.plain  # type: ignore[assignment]
+            present = operand.plain
         if present is None:
             raise LayoutMismatchError(f"{name} lacks its {axis.value} copy, which is read here")
         _require_elements(name, present, operand.shape)
@@ -120,7 +121,7 @@ def _scales(row: bool, rows: int, cols: int) -> int:
 
 
 def _require_elements(
-    name: str, copy: QuantizedCopy | ExactCopy | torch.Tensor, shape: tuple[int, int]
+    name: str, copy: QuantizedCopy | DequantizedCopy | torch.Tensor, shape: tuple[int, int]
 ) -> None:
     """Check that a copy has the shape of its operand, and a scale for each of its blocks."""
     if isinstance(copy, QuantizedCopy):
@@ -131,7 +132,7 @@ def _require_elements(
             )
         data = copy.data
     else:
-        data = copy.values if isinstance(copy, ExactCopy) else copy
+        data = copy.values if isinstance(copy, DequantizedCopy) else copy
     if data.shape != shape:
         raise LayoutMismatchError(
             f"{name} has elements of shape {tuple(data.shape)}; allowed: {shape}"

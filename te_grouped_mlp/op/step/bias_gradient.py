@@ -1,24 +1,16 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of FC2's bias, and of the scale of that bias, by sums of a fixed order."""
+"""Gradients of FC2's bias, and of the scale of that bias: which are wanted, and from what."""
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import torch
 
-from te_grouped_mlp import _C
+from te_grouped_mlp.op.kernels import group_reductions
 from te_grouped_mlp.op.layout import Output
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import Call, LinearSpec
 from te_grouped_mlp.op.step.saved import SavedState
-from te_grouped_mlp.op.tensors import memory
-from te_grouped_mlp.op.tensors.capacity import span
-from te_grouped_mlp.op.tensors.operands import Splits
-
-_DECIDE_THREADS = 0
-_SOURCE_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
 def wanted(fc2: LinearSpec, call: Call) -> tuple[bool, bool]:
@@ -51,72 +43,17 @@ def of_fc2(
     Returns:
         fp32 (G, N) and fp32 (rows,); each None where it is not wanted.
     """
-    spec, call = state.plan.problem.fc2, state.plan.call
-    wants_bias = call.wants(Output.DB2)
     if values is None:
         return None, None
+    plan, sizes, ends = state.plan, state.splits.sizes, state.splits.ends
     bias_grad = scale_grad = None
-    if wants_bias:
-        scale = state.prob if spec.scale_bias else None
-        bias_grad = column_sums(values, scale, state.splits)
+    if plan.call.wants(Output.DB2):
+        bias_grad = group_reductions.column_sums(
+            values,
+            sizes,
+            weights=state.prob if plan.problem.fc2.scale_bias else None,
+            group_end_offsets=ends,
+        )
     if state.bias2 is not None:
-        scale_grad = row_dots(values, state.bias2, state.splits)
+        scale_grad = group_reductions.row_dots(values, state.bias2, sizes, group_end_offsets=ends)
     return bias_grad, scale_grad
-
-
-def column_sums(dy: torch.Tensor, scale: torch.Tensor | None, splits: Splits) -> torch.Tensor:
-    """Return ``sum over the rows of a group of dy[i] (* scale[i])``.
-
-    Args:
-        dy: (rows, N) bf16, fp16 or fp32, any strides.
-        scale: (rows,), any stride, or None for one.
-        splits: Division of the rows.
-
-    Returns:
-        fp32 (G, N), new. The order of the sum follows from constants and from the group's own rows,
-        so the result does not depend on threads, on other groups or on the buffer's length. Never
-        synchronises.
-    """
-    dy = dy.contiguous()
-    scale = None if scale is None else scale.float().contiguous()
-    if dy.is_cuda:
-        return _gpu().column_sums(dy, scale, splits.ends)
-    groups = splits.sizes.numel()
-    out = memory.empty((groups, dy.shape[1]), torch.float32, dy.device)
-    head = (span(dy), _SOURCE_DTYPES[dy.dtype], *dy.shape, dy.stride(0))
-    tail = (span(splits.sizes), groups, span(out), _DECIDE_THREADS)
-    if scale is None:
-        _C.column_sums(*head, *tail)
-    else:
-        _C.weighted_column_sums(*head, span(scale), *tail)
-    return out
-
-
-def row_dots(dy: torch.Tensor, bias: torch.Tensor, splits: Splits) -> torch.Tensor:
-    """Return ``sum_j dy[i, j] * bias[group of i, j]``, the gradient of the bias scale.
-
-    Args:
-        dy: (rows, N) bf16, fp16 or fp32, any strides.
-        bias: (G, N).
-        splits: Division of the rows.
-
-    Returns:
-        fp32 (rows,), new; zero past the live rows. The order of each row's sum is fixed. Never
-        synchronises.
-    """
-    dy, table = dy.contiguous(), bias.float().contiguous()
-    if dy.is_cuda:
-        return _gpu().row_dots(dy, table, splits.ends)
-    out = torch.zeros(dy.shape[0], dtype=torch.float32, device=dy.device)
-    _C.row_dots(
-        span(dy), _SOURCE_DTYPES[dy.dtype], *dy.shape, dy.stride(0), span(table),
-        span(splits.sizes), splits.sizes.numel(), span(out), _DECIDE_THREADS,
-    )  # fmt: skip
-    return out
-
-
-def _gpu() -> ModuleType:
-    """Return the same sums for CUDA tensors; they need Triton, which a GPU torch brings."""
-    from te_grouped_mlp.op.backends.cutedsl import reductions
-
-    return reductions

@@ -16,13 +16,12 @@ from te_grouped_mlp.op.formats import DType
 from te_grouped_mlp.op.layout import Output, is_single_group
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import Call, LinearSpec, Problem, TensorKind
-from te_grouped_mlp.op.te import adapter, carriers, quantizers
+from te_grouped_mlp.op.te import adapter, quantizers
 from te_grouped_mlp.op.te.adapter import (
     GRAD_INPUT_BUFFER_KEY,
     OUTPUT_BUFFER_KEY,
     GroupedTensor,
     compute_dtype,
-    format_of,
     parameters,
 )
 from te_grouped_mlp.op.te.probes import determinism_requested
@@ -45,6 +44,7 @@ class Inputs:
         bias_scale: (rows,) factor of FC2's bias, or None.
         output, grad_input: The caller's buffers, or None.
         weights: The weight parameters of FC1 and of FC2, as `parameters` returns them.
+        held: What `experts.read` found in each.
     """
 
     x: torch.Tensor
@@ -55,6 +55,7 @@ class Inputs:
     output: torch.Tensor | None
     grad_input: torch.Tensor | None
     weights: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]
+    held: experts.Held
 
 
 def read_inputs(
@@ -71,16 +72,16 @@ def read_inputs(
     """
     if kwargs[0] or kwargs[2]:
         _check_buffer_owner(kwargs)
-    carriers.refuse(ops[0], carriers.INPUT)
-    carriers.refuse(ops[2], carriers.GRAD)
+    quantizers.refuse_carriers(ops[0], ops[2])
     weights = parameters(ops[0]), parameters(ops[2])
     device = weights[0][0].device
-    checks.same_device("FC2's weight", weights[1][0], device)
+    if weights[1][0].device != device:
+        raise checks.elsewhere("FC2's weight", weights[1][0], device)
     features = problem.fc1.in_features
     checks.tokens("input", input_, features, device)
     shape = tuple(input_.shape)
     if isinstance(input_, GroupedTensor):
-        if format_of(problem).is_block_scaled:
+        if problem.format.is_block_scaled:
             quantizers.require_readable("input", input_, block_scaled=True)
         if len(shape) != 2:
             raise ValueError(f"input has shape {shape}; allowed: two dimensions (GroupedTensor)")
@@ -88,9 +89,9 @@ def read_inputs(
         x = input_
     else:
         x = input_.detach() if len(shape) == 2 else input_.reshape(-1, features)
-    checks.rows("input", x.shape[0], format_of(problem).rows_multiple)
+    checks.rows("input", x.shape[0], problem.format.rows_multiple)
     checks.split_sizes(extra[0][0], extra[2][0], problem.num_groups, device)
-    experts.require_parameters(ops, problem, weights, device)
+    held = experts.read_parameters(ops, problem, weights, device)
     if problem.fc1.delay_wgrad or problem.fc2.delay_wgrad:
         _check_delayed(problem.fc1, weights[0], "FC1")
         _check_delayed(problem.fc2, weights[1], "FC2")
@@ -114,6 +115,7 @@ def read_inputs(
         output=kwargs[2].get(OUTPUT_BUFFER_KEY),
         grad_input=kwargs[0].get(GRAD_INPUT_BUFFER_KEY),
         weights=weights,
+        held=held,
     )
 
 
@@ -175,7 +177,7 @@ def read_call(
     """
     rows = inputs.x.shape[0]
     if host_splits is not None:
-        checks.split_values(host_splits, rows, format_of(problem).rows_multiple)
+        checks.split_values(host_splits, rows, problem.format.rows_multiple)
     return Call(
         rows=rows,
         dtype=DType.of(compute_dtype(inputs.weights[0][0])),
@@ -187,7 +189,7 @@ def read_call(
         ),
         unit_scale=inputs.prob is None,
         deterministic=determinism_requested(env.switches),
-        format=format_of(problem),
+        format=problem.format,
         split_multiple=None if host_splits is None else math.gcd(*host_splits, _LARGEST_TILE),
     )
 

@@ -8,7 +8,6 @@ may give back another tensor than it was given. Autograd sees writes, and neithe
 
 from __future__ import annotations
 
-import functools
 import math
 
 import torch
@@ -17,12 +16,11 @@ from te_grouped_mlp.op.formats import MXFP8
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.step.saved import SavedState
 from te_grouped_mlp.op.te import adapter
-from te_grouped_mlp.op.tensors import capacity, checks, experts, stacking
+from te_grouped_mlp.op.tensors import capacity, checks, experts
 from te_grouped_mlp.op.tensors.operands import (
     Axis,
     GroupedOperand,
     QuantizedCopy,
-    WeightOperand,
     torch_dtype,
 )
 from te_grouped_mlp.op.tensors.scale_layout import column_scale_shape, row_scale_shape
@@ -74,7 +72,9 @@ def require(state: SavedState, grad_output: torch.Tensor, grad_input: torch.Tens
             _require_tokens(f"saved {name}", operand, dtype, device)
     for label, weight in (("fc1", state.w1), ("fc2", state.w2)):
         if weight is not None:
-            _require_weight(label, weight, groups, dtype, device)
+            dtypes = capacity.BYTES if len(weight.scale) else (dtype, _VALUES)
+            names = f"{label}.weight{{}}", f"{label}.weight{{}}.scale"
+            experts.require_operand(*names, weight, groups, dtypes, device)
 
 
 def _require_gradient(
@@ -94,32 +94,9 @@ def _require_tokens(
 ) -> None:
     copy = operand.column
     if isinstance(copy, QuantizedCopy):
-        count = math.prod(_scale_shape(copy.axis, operand.shape))
+        scale_shape = row_scale_shape if copy.axis is Axis.ROW else column_scale_shape
+        count = math.prod(scale_shape(*operand.shape, MXFP8))
         capacity.require(name, copy.data, operand.shape, capacity.BYTES, device)
         capacity.require_bytes(f"{name}.scale", copy.scale, count, device)
     elif operand.plain is not None:
         capacity.require(name, operand.plain, operand.shape, (dtype,), device)
-
-
-def _require_weight(
-    label: str, weight: WeightOperand, groups: int, dtype: torch.dtype, device: torch.device
-) -> None:
-    name, shape = f"{label}.weight", weight.shape
-    dtypes = capacity.BYTES if len(weight.scale) else (dtype, _VALUES)
-    if isinstance(weight.data, torch.Tensor):
-        capacity.require(name, weight.data, (groups, *shape), dtypes, device)
-    else:
-        check = functools.partial(capacity.require, shape=shape, dtypes=dtypes, device=device)
-        stacking.require(f"{name}{{}}", weight.data, check)
-    if not len(weight.scale):
-        return
-    count = math.prod(_scale_shape(weight.axis, shape))
-    if isinstance(weight.scale, torch.Tensor):
-        capacity.require_bytes(f"{name}.scale", weight.scale, groups * count, device)
-    else:
-        check = functools.partial(capacity.require_bytes, count=count, device=device)
-        stacking.require(f"{name}{{}}.scale", weight.scale, check)
-
-
-def _scale_shape(axis: Axis, shape: tuple[int, int]) -> tuple[int, int]:
-    return (row_scale_shape if axis is Axis.ROW else column_scale_shape)(*shape, MXFP8)

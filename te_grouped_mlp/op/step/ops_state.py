@@ -22,7 +22,8 @@ from te_grouped_mlp.op.problem import LinearSpec
 from te_grouped_mlp.op.step.saved import OpsState, Owners, SavedState, Versions
 from te_grouped_mlp.op.te import quantizers
 from te_grouped_mlp.op.tensors import stacking
-from te_grouped_mlp.op.tensors.operands import WeightOperand, torch_dtype
+from te_grouped_mlp.op.tensors.operands import torch_dtype
+from te_grouped_mlp.op.tensors.stacking import Scattered, Stacked
 
 _UNREAD = OpsState(None, (None, None), (None, None))
 
@@ -82,16 +83,15 @@ def require_unwritten(state: SavedState, owners: Owners) -> None:
     ):
         if kept is None:
             continue
-        now = before and _written(weights)
-        if before and now != before:
+        if before and (now := _written(weights)) != before:
             index = next(i for i, count in enumerate(before) if now[i] != count)
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
                 f"inplace operation: {label} weight{index} is at version {now[index]}; expected "
                 f"{before[index]}"
             )
-        if not kept.format.is_block_scaled and not isinstance(kept.data, torch.Tensor):
-            _require_same_kind(label, kept, state.plan)
+        if not kept.format.is_block_scaled and not isinstance(kept.data, Stacked):
+            _require_same_kind(label, kept.data, kept.shape, state.plan)
 
 
 def _written(weights: Sequence[torch.Tensor]) -> tuple[int, ...]:
@@ -100,12 +100,12 @@ def _written(weights: Sequence[torch.Tensor]) -> tuple[int, ...]:
         return tuple([weight._version for weight in weights])
 
 
-def _require_same_kind(label: str, kept: WeightOperand, plan: Plan) -> None:
+def _require_same_kind(label: str, weights: Scattered, shape: tuple[int, int], plan: Plan) -> None:
     dtype = torch_dtype(plan.call.dtype)
-    alike = stacking.distance(kept.data) is not None
-    for index, weight in enumerate(kept.data[:1] if alike else kept.data):
-        if weight.dtype != dtype or weight.shape != kept.shape:
+    alike = stacking.uniform_stride(weights) is not None
+    for index, weight in enumerate(weights[:1] if alike else weights):
+        if weight.dtype != dtype or weight.shape != shape:
             raise RuntimeError(
                 f"{label} weight{index} is {weight.dtype} of shape {tuple(weight.shape)} now; "
-                f"expected {dtype} of shape {kept.shape}, as in the forward of this backward"
+                f"expected {dtype} of shape {shape}, as in the forward of this backward"
             )

@@ -16,12 +16,12 @@ from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.tensors.operands import (
     Axis,
     GroupedOperand,
-    Parts,
     QuantizedCopy,
     Splits,
     WeightOperand,
 )
 from te_grouped_mlp.op.tensors.record import record
+from te_grouped_mlp.op.tensors.stacking import Experts, Stacked
 
 STASH_MARK = "grouped_tensor_scale_inv"
 """Attribute by which Megatron's paged stash finds tensors whose live part is a row prefix; True on
@@ -104,8 +104,10 @@ class Skeleton:
 
 # Format and shape, then axis and tile order of the column copy of a quantized operand.
 _Tokens = tuple[Format, tuple[int, int], "tuple[Axis, bool] | None"]
-# Format, shape, axis, tile order; how many tensors hold data and scales, None for one of them all.
-_Weight = tuple[Format, tuple[int, int], Axis, bool, "int | None", "int | None"]
+# How many tensors, None for one of all experts; whether that is of reversed ones.
+_Stacking = tuple["int | None", bool]
+# Format, shape, axis, tile order; data and scales.
+_Weight = tuple[Format, tuple[int, int], Axis, bool, _Stacking, _Stacking]
 
 
 def flatten(state: SavedState) -> tuple[Skeleton, list[torch.Tensor | None]]:
@@ -213,7 +215,7 @@ def _take_tokens(
     if column is None:
         tensors.append(operand.plain)
         return operand.format, operand.shape, None
-    assert isinstance(column, QuantizedCopy), "a copy that waits for the backward is kept as bytes"
+    assert isinstance(column, QuantizedCopy), "kept quantized for the backward"
     tensors += (column.data, column.scale)
     return operand.format, operand.shape, (column.axis, column.swizzled)
 
@@ -235,21 +237,26 @@ def _take_weight(
 ) -> _Weight | None:
     if weight is None:
         return None
-    counts = _take_parts(weight.data, tensors), _take_parts(weight.scale, tensors)
-    return weight.format, weight.shape, weight.axis, weight.swizzled, *counts
+    stacking = _take_experts(weight.data, tensors), _take_experts(weight.scale, tensors)
+    return weight.format, weight.shape, weight.axis, weight.swizzled, *stacking
 
 
-def _take_parts(parts: Parts, tensors: list[torch.Tensor | None]) -> int | None:
-    if isinstance(parts, torch.Tensor):
-        tensors.append(parts)
-        return None
-    tensors += parts
-    return len(parts)
+def _take_experts(experts: Experts, tensors: list[torch.Tensor | None]) -> _Stacking:
+    if isinstance(experts, Stacked):
+        tensors.append(experts.values)
+        return None, experts.reversed_experts
+    tensors += experts
+    return len(experts), False
 
 
 def _put_weight(kept: _Weight | None, rest: Iterator[Any]) -> WeightOperand | None:
     if kept is None:
         return None
-    fmt, shape, axis, swizzled, *counts = kept
-    data, scale = [next(rest) if count is None else tuple(islice(rest, count)) for count in counts]
+    fmt, shape, axis, swizzled, *stacking = kept
+    data, scale = [_put_experts(each, rest) for each in stacking]
     return WeightOperand(fmt, shape, axis, data, scale, swizzled)
+
+
+def _put_experts(stacking: _Stacking, rest: Iterator[Any]) -> Experts:
+    count, reversed_experts = stacking
+    return Stacked(next(rest), reversed_experts) if count is None else tuple(islice(rest, count))

@@ -21,16 +21,17 @@ BYTES = (torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
 """Types of MXFP8 data."""
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_SOURCE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 
 
 def extent(tensor: torch.Tensor) -> int:
     """Return the bytes from a tensor's first element to the end of its last."""
-    if tensor.is_contiguous():
-        return tensor.nbytes
-    if not tensor.numel():
-        return 0
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return (sum((size - 1) * stride for size, stride in steps) + 1) * tensor.element_size()
+    size: int = tensor.nbytes
+    if size and not tensor.is_contiguous():
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        last = sum((length - 1) * stride for length, stride in steps)
+        size = (last + 1) * tensor.element_size()
+    return size
 
 
 def held(tensor: torch.Tensor) -> int:
@@ -41,8 +42,8 @@ def held(tensor: torch.Tensor) -> int:
     kind = type(tensor)
     if kind not in _PLAIN and kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return extent(tensor)
-    start = tensor.storage_offset() * tensor.element_size()
-    return max(tensor.untyped_storage().nbytes() - start, 0)
+    rest: int = tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
+    return max(rest, 0)
 
 
 def span(tensor: torch.Tensor | None, skip: int = 0) -> Span | None:
@@ -58,6 +59,14 @@ def span(tensor: torch.Tensor | None, skip: int = 0) -> Span | None:
     if tensor is None:
         return None
     return tensor.data_ptr() + skip, min(extent(tensor), held(tensor)) - skip
+
+
+def source_code(dtype: torch.dtype) -> int:
+    """Return the number by which the functions of `_C` know a dtype; TypeError for any other."""
+    code = _SOURCE_CODES.get(dtype)
+    if code is None:
+        raise TypeError(f"dtype is {dtype}; allowed: {', '.join(map(str, _SOURCE_CODES))}")
+    return code
 
 
 def require_memory(name: str, tensor: torch.Tensor) -> None:

@@ -10,7 +10,7 @@ from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.tensors import memory, scale_layout
 from te_grouped_mlp.op.tensors.operands import (
     Axis,
-    ExactCopy,
+    DequantizedCopy,
     GroupedOperand,
     QuantizedCopy,
     Splits,
@@ -24,7 +24,7 @@ def operand(
     *,
     row: bool,
     column: bool,
-    waits: bool,
+    keep_quantized_for_backward: bool,
     paired: bool = False,
     nan_in_scale: bool = False,
     consumes: bool = False,
@@ -36,19 +36,19 @@ def operand(
         plan: Its format and layout.
         splits: Division of the rows; rows past the live ones are neither read nor written.
         row, column: Which copies are wanted.
-        waits: The column copy is read by a later pass: keep its bytes, which take half the memory.
+        keep_quantized_for_backward: The column copy is read by a later pass: keep its bytes, which
+            take half the memory.
         paired: Columns 2j and 2j + 1 are gate j and linear j, which share no row scale.
         nan_in_scale: A NaN makes its block's scale NaN, as in the epilogues of fused kernels.
         consumes: `plain`, bf16 and contiguous, is not needed any more; values take its place.
 
     Returns:
-        New buffers: bytes for a column copy that waits, else values.
+        New buffers: bytes for a column copy that keep_quantized_for_backward, else values.
     """
     from te_grouped_mlp.op.kernels import block_scale
 
     rows, _ = shape = (int(plain.shape[0]), int(plain.shape[1]))
     device = plain.device
-
     free = [plain] if consumes else []
 
     def values(wanted: bool) -> torch.Tensor | None:
@@ -56,8 +56,8 @@ def operand(
             return None
         return free.pop() if free else memory.empty(shape, torch.bfloat16, device)
 
-    row_values, column_values = values(row), values(column and not waits)
-    kept = _bytes(shape, plan, device) if column and waits else None
+    row_values, column_values = values(row), values(column and not keep_quantized_for_backward)
+    kept = _bytes(shape, plan, device) if column and keep_quantized_for_backward else None
     if rows and (row or column):
         block_scale.quantize(
             plain if plain.stride(1) == 1 else plain.contiguous(),
@@ -74,8 +74,8 @@ def operand(
         shape,
         plan.layout,
         splits,
-        None if row_values is None else ExactCopy(row_values, Axis.ROW),
-        kept if column_values is None else ExactCopy(column_values, Axis.COLUMN),
+        None if row_values is None else DequantizedCopy(row_values, Axis.ROW),
+        kept if column_values is None else DequantizedCopy(column_values, Axis.COLUMN),
     )
 
 

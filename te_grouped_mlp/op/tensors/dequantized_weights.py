@@ -21,113 +21,104 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
+from te_grouped_mlp.op.formats import MXFP8
 from te_grouped_mlp.op.tensors import memory, stacking
-from te_grouped_mlp.op.tensors.operands import Axis
-from te_grouped_mlp.op.tensors.stacking import Matrices
+from te_grouped_mlp.op.tensors.operands import Axis, WeightCopies, WeightOperand
+from te_grouped_mlp.op.tensors.stacking import Experts, Stacked
 
 
 @dataclass(frozen=True)
-class ExactWeights:
-    """The values of all experts of one linear, as their quantized copies have them.
-
-    Attributes:
-        row, column: bf16 (G, out, in), rounded along the axis of the name; None if not asked for.
-        descending: The last expert comes first, as the weights lie.
-    """
-
-    row: torch.Tensor | None
-    column: torch.Tensor | None
-    descending: bool = False
-
-    def covers(self, *, row: bool, column: bool) -> bool:
-        """Whether every copy that is asked for is there."""
-        return (self.row is not None or not row) and (self.column is not None or not column)
-
-
-@dataclass(frozen=True)
-class _Kept:
+class _Entry:
     """Copies with what they were made of.
 
     Attributes:
-        name: Of the content.
+        content: Its name.
         storages: Where that lay; an address names nothing once its storage is gone.
-        made: The copies.
+        copies: Of it.
     """
 
-    name: Hashable
+    content: Hashable
     storages: tuple[StorageWeakRef, ...]
-    made: ExactWeights
+    copies: WeightCopies
 
 
-_kept: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""First weight of a linear to what is kept of it."""
+_reusable: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""First weight of a linear to the entry of its copies."""
 
 
 def of_plain(
-    weights: Sequence[torch.Tensor], *, row: bool, column: bool, two_d: bool
-) -> ExactWeights:
+    weights: Experts, shape: tuple[int, int], *, row: bool, column: bool, two_d: bool
+) -> WeightCopies:
     """Round plain weights along one or both axes.
 
     Args:
-        weights: One bf16 (out, in) tensor per expert, or one (G, out, in) tensor; read only, and
-            in place where they lie evenly.
+        weights: bf16; read only, and in place where they are stacked.
+        shape: (out, in) of one expert.
         row, column: Which copies to make.
         two_d: One scale per 32 x 32 block.
 
     Returns:
-        New tensors; never synchronises.
+        New bf16 values, stacked in the order of the weights; never synchronises.
     """
     from te_grouped_mlp.op.kernels import block_scale
 
-    stacked, descending = _in_one(weights)
-    made = _empty(stacked, descending, row=row, column=column)
-    if stacked.numel():
+    source = stacking.stacked(weights)
+    plain = source.values
+
+    def values(wanted: bool) -> torch.Tensor | None:
+        return memory.empty(plain.shape, torch.bfloat16, plain.device) if wanted else None
+
+    row_values, column_values = values(row), values(column)
+    if plain.numel():
         block_scale.quantize(
-            stacked.reshape(-1, stacked.shape[2]),
+            plain.reshape(-1, shape[1]),
             None,
-            members=stacked.shape[0],
-            row_values=_flat(made.row),
-            column_values=_flat(made.column),
+            members=len(source),
+            row_values=None if row_values is None else row_values.view(-1, shape[1]),
+            column_values=None if column_values is None else column_values.view(-1, shape[1]),
             two_d=two_d,
         )
-    return made
+
+    def copy(axis: Axis, made: torch.Tensor | None) -> WeightOperand | None:
+        if made is None:
+            return None
+        return WeightOperand(MXFP8, shape, axis, Stacked(made, source.reversed_experts))
+
+    return WeightCopies(copy(Axis.ROW, row_values), copy(Axis.COLUMN, column_values))
 
 
-def of_quantized(
-    copies: dict[Axis, tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]],
-    shape: tuple[int, int],
-    *,
-    swizzled: bool,
-) -> ExactWeights:
+def of_quantized(w: WeightOperand) -> WeightOperand:
     """Return the values of weights that are stored quantized.
 
     Args:
-        copies: Axis of each copy that is wanted to (data, scales), one uint8 tensor per expert.
-        shape: (out, in) of one expert.
-        swizzled: Whether the scales are in tile order.
+        w: Element bytes and scales.
 
     Returns:
-        New tensors; never synchronises.
+        New bf16 values; never synchronises.
     """
     from te_grouped_mlp.op.kernels import block_scale
 
-    found = {}
-    for axis, (data, scale) in copies.items():
-        joined = torch.stack([each.view(torch.uint8).reshape(shape) for each in data])
-        scales = torch.stack([each.view(torch.uint8).reshape(-1) for each in scale])
-        values = memory.empty(joined.shape, torch.bfloat16, joined.device)
-        if values.numel():
-            block_scale.dequantize(
-                joined.view(-1, shape[1]),
-                scales.view(-1),
-                None,
-                values.view(-1, shape[1]),
-                axis_column=axis is Axis.COLUMN,
-                members=len(data),
-                swizzled=swizzled,
-            )
-        found[axis] = values
-    return ExactWeights(found.get(Axis.ROW), found.get(Axis.COLUMN))
+    data, scale = _bytes(w.data), _bytes(w.scale)
+    values = memory.empty((len(w.data), *w.shape), torch.bfloat16, data.device)
+    if values.numel():
+        block_scale.dequantize(
+            data.view(-1, w.shape[1]),
+            scale.view(-1),
+            None,
+            values.view(-1, w.shape[1]),
+            axis_column=w.axis is Axis.COLUMN,
+            members=len(w.data),
+            swizzled=w.swizzled,
+        )
+    return WeightOperand(w.format, w.shape, w.axis, Stacked(values))
+
+
+def _bytes(experts: Experts) -> torch.Tensor:
+    """Return uint8 (G, bytes), as they lie where they are packed, else copied."""
+    packed = stacking.packed_bytes(experts)
+    if packed is not None:
+        return packed
+    return torch.stack([each.view(torch.uint8).reshape(-1) for each in experts])
 
 
 def content_name(
@@ -155,40 +146,45 @@ def content_name(
     return addresses, versions, two_d, _stream(weights[0].device)
 
 
-def kept(
-    owner: torch.Tensor, name: Hashable | None, *, row: bool, column: bool
-) -> ExactWeights | None:
-    """Return the copies that `keep` was given for a linear's first weight under this name.
+def reusable(
+    owner: torch.Tensor, content: Hashable | None, *, row: bool, column: bool
+) -> WeightCopies | None:
+    """Return the copies that `keep_for_reuse` was given for a linear's first weight by this name.
 
     Others that were kept for it are dropped, unless there is no name.
     """
-    entry: _Kept | None = None if name is None else _kept.get(owner)
+    entry: _Entry | None = None if content is None else _reusable.get(owner)
     if entry is None:
         return None
+    copies = entry.copies
     lives = not any(map(StorageWeakRef.expired, entry.storages))
-    if lives and entry.name == name and entry.made.covers(row=row, column=column):
-        return entry.made
+    covers = (copies.row is not None or not row) and (copies.column is not None or not column)
+    if lives and covers and entry.content == content:
+        return copies
     # Now, not when others take its place: their memory can be this one's.
-    del _kept[owner]
+    del _reusable[owner]
     return None
 
 
-def keep(
-    owner: torch.Tensor, name: Hashable | None, weights: Sequence[torch.Tensor], made: ExactWeights
+def keep_for_reuse(
+    owner: torch.Tensor,
+    content: Hashable | None,
+    weights: Sequence[torch.Tensor],
+    copies: WeightCopies,
 ) -> None:
     """Hold copies until an optimizer steps, at most as long as the first weight lives.
 
     Args:
         owner: The first weight.
-        name: What `content_name` said of `weights` before the copies were made.
+        content: What `content_name` said of `weights` before the copies were made.
         weights: The tensors that hold them.
-        made: The copies.
+        copies: Of them.
     """
-    if name is None:
+    if content is None:
         return
     _forget_at_steps()
     storages = {each._cdata: each for each in map(torch.Tensor.untyped_storage, weights)}
-    _kept[owner] = _Kept(name, tuple(map(StorageWeakRef, storages.values())), made)
+    _reusable[owner] = _Entry(content, tuple(map(StorageWeakRef, storages.values())), copies)
 
 
 def _stream(device: torch.device) -> int:
@@ -198,25 +194,4 @@ def _stream(device: torch.device) -> int:
 @functools.cache
 def _forget_at_steps() -> None:
     """Drop all copies at every step of an optimizer from now on; registered once."""
-    register_optimizer_step_post_hook(lambda *_: _kept.clear())
-
-
-def _in_one(weights: Sequence[torch.Tensor]) -> Matrices:
-    """Return weights in one tensor: as they lie where that is in a row, else copied."""
-    if isinstance(weights, torch.Tensor):
-        return Matrices(weights)
-    found = stacking.in_a_row(weights)
-    if found is not None:
-        return found
-    return Matrices(torch.cat(tuple(weights)).view(len(weights), *weights[0].shape))
-
-
-def _empty(like: torch.Tensor, descending: bool, *, row: bool, column: bool) -> ExactWeights:
-    def one(wanted: bool) -> torch.Tensor | None:
-        return memory.empty(like.shape, torch.bfloat16, like.device) if wanted else None
-
-    return ExactWeights(one(row), one(column), descending)
-
-
-def _flat(values: torch.Tensor | None) -> torch.Tensor | None:
-    return None if values is None else values.view(-1, values.shape[2])
+    register_optimizer_step_post_hook(lambda *_: _reusable.clear())

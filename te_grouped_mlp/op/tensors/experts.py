@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The parameters of all experts, checked in every pass before any of them is read.
+"""The parameters of all experts, read once in every pass and checked as they are read.
 
-A parameter may be replaced, repointed through ``.data`` or freed at any time, and what reads it
+A parameter may be replaced, repointed through ``.data`` or freed at any time, and what takes it
 takes shape, dtype, device and memory on trust.
 """
 
@@ -10,40 +10,39 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from transformer_engine.pytorch.tensor.mxfp8_tensor import MXFP8Quantizer
 
-from te_grouped_mlp.op.formats import MXFP8
+from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED
 from te_grouped_mlp.op.problem import LinearSpec, Problem
 from te_grouped_mlp.op.te.adapter import discrete
 from te_grouped_mlp.op.tensors import capacity, stacking
+from te_grouped_mlp.op.tensors.operands import Axis, WeightCopies, WeightOperand
 from te_grouped_mlp.op.tensors.scale_layout import column_scale_shape, row_scale_shape
+from te_grouped_mlp.op.tensors.stacking import Experts, Stacked
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 """What is rounded to the compute dtype on the way to an operand, expert by expert if need be."""
 
-_COPIES = (
-    ("_rowwise_data", "_rowwise_scale_inv", row_scale_shape),
-    ("_columnwise_data", "_columnwise_scale_inv", column_scale_shape),
-)
-_PARTS = operator.attrgetter(*(name for data, scale, _ in _COPIES for name in (data, scale)))
 _GROUPED_COPIES = (
     ("rowwise_data", "scale_inv", row_scale_shape),
     ("columnwise_data", "columnwise_scale_inv", column_scale_shape),
 )
 
+Held = tuple["WeightCopies | None", "WeightCopies | None"]
+"""What `read` returned for FC1 and for FC2."""
 
-def require_parameters(
+
+def read_parameters(
     ops: Sequence[Any],
     problem: Problem,
     weights: tuple[Sequence[Any], Sequence[Any]],
     device: torch.device,
-) -> None:
-    """Check all that the forward reads of both linears but distributed weights.
+) -> Held:
+    """Read the weights of both linears, and check them and the biases.
 
     Args:
         ops: GroupedLinear, activation, GroupedLinear.
@@ -51,22 +50,29 @@ def require_parameters(
         weights: Those of the first and of the second.
         device: Of the op.
 
+    Returns:
+        For each linear what `read` returns; None for distributed weights, which are gathered later.
+
     Raises:
-        ValueError: As `require_weights` and `require_biases`.
+        ValueError: As `read` and `require_biases`.
     """
+    held: list[WeightCopies | None] = []
     for label, op, spec, owned in (
         ("fc1", ops[0], problem.fc1, weights[0]),
         ("fc2", ops[2], problem.fc2, weights[1]),
     ):
+        copies = None
         if not spec.distributed:
-            require_weights(label, problem.num_groups, spec, owned, device)
+            copies = read(label, problem.num_groups, spec, owned, device)
+        held.append(copies)
         require_biases(label, op, spec, device)
+    return held[0], held[1]
 
 
-def require_weights(
+def read(
     label: str, groups: int, spec: LinearSpec, weights: Sequence[Any], device: torch.device
-) -> None:
-    """Check the weights of a GroupedLinear.
+) -> WeightCopies | None:
+    """Read the weights of a GroupedLinear as they are held; nothing is copied.
 
     Args:
         label: "fc1" or "fc2", for messages.
@@ -75,17 +81,86 @@ def require_weights(
         weights: Its parameters; of distributed ones, what they were gathered to.
         device: Of the op.
 
+    Returns:
+        Plain weights in their own dtype, the parameters themselves. MXFP8 weights: those of their
+        copies that every expert has. None where the experts are of several kinds, or of another
+        format: they must be asked one by one.
+
     Raises:
         ValueError: One has another shape, dtype or device, or less memory than that takes. The
             message names it: "fc1.weight3".
     """
     shape = (spec.out_features, spec.in_features)
     if spec.single_grouped_weight:
-        _require_grouped(f"{label}.weight", weights[0], groups, shape, device)
-    elif spec.quantized_weight:
-        require_quantized(f"{label}.weight{{}}", weights, shape, device)
+        return _read_grouped(f"{label}.weight", weights[0], groups, shape, device)
+    name = f"{label}.weight{{}}"
+    if spec.quantized_weight:
+        return _read_quantized(name, weights, shape, device)
+    if _require_plain(name, weights, shape, device) is None:
+        return None
+    values = tuple(weights)
+    return plain(shape, values, values)
+
+
+def of_storages(storages: Sequence[Any], shape: tuple[int, int]) -> WeightCopies | None:
+    """Take the copies out of TE's MXFP8 tensors, unchecked; None if one is no such tensor.
+
+    A copy is taken to be there if the first expert has it.
+    """
+    try:
+        swizzled = bool(storages[0]._with_gemm_swizzled_scales)
+        row = column = None
+        # Four plain loops: half the time of an attribute getter, over hundreds of tensors.
+        if storages[0]._rowwise_data is not None:
+            data = tuple([each._rowwise_data for each in storages])
+            scale = tuple([each._rowwise_scale_inv for each in storages])
+            row = WeightOperand(MXFP8, shape, Axis.ROW, data, scale, swizzled)
+        if storages[0]._columnwise_data is not None:
+            data = tuple([each._columnwise_data for each in storages])
+            scale = tuple([each._columnwise_scale_inv for each in storages])
+            column = WeightOperand(MXFP8, shape, Axis.COLUMN, data, scale, swizzled)
+    except AttributeError:
+        return None
+    return WeightCopies(row, column)
+
+
+def require_operand(
+    data_name: str,
+    scale_name: str,
+    w: WeightOperand,
+    groups: int,
+    dtypes: tuple[torch.dtype, ...],
+    device: torch.device,
+) -> None:
+    """Check data and scales of a weight operand, each expert's.
+
+    Args:
+        data_name, scale_name: With a place for the expert's number: "fc1.weight{}".
+        w: The operand.
+        groups: Number of experts.
+        dtypes: Allowed for the data.
+        device: Of the op.
+
+    Raises:
+        ValueError: The data of an expert have another shape, dtype or device, its scales are fewer
+            than these take, or there is less memory than that.
+    """
+    if isinstance(w.data, Stacked):
+        name = data_name.replace("{}", "")
+        capacity.require(name, w.data.values, (groups, *w.shape), dtypes, device)
     else:
-        _require_plain(f"{label}.weight{{}}", weights, shape, device)
+        check = functools.partial(capacity.require, shape=w.shape, dtypes=dtypes, device=device)
+        stacking.require(data_name, w.data, check)
+    if not len(w.scale):
+        return
+    scale_shape = row_scale_shape if w.axis is Axis.ROW else column_scale_shape
+    count = math.prod(scale_shape(*w.shape, MXFP8))
+    if isinstance(w.scale, Stacked):
+        name = scale_name.replace("{}", "")
+        capacity.require_bytes(name, w.scale.values, groups * count, device)
+    else:
+        check = functools.partial(capacity.require_bytes, count=count, device=device)
+        stacking.require(scale_name, w.scale, check)
 
 
 def require_biases(label: str, op: Any, spec: LinearSpec, device: torch.device) -> None:
@@ -101,33 +176,6 @@ def require_biases(label: str, op: Any, spec: LinearSpec, device: torch.device) 
         _require_flat(f"{label}.bias", grouped.rowwise_data, op.num_groups * spec.out_features)
         return
     _require_plain(f"{label}.bias{{}}", discrete(op, "bias"), (spec.out_features,), device)
-
-
-def require_quantized(
-    name: str, weights: Sequence[Any], shape: tuple[int, int], device: torch.device
-) -> None:
-    """Check every copy that MXFP8 tensors hold.
-
-    Raises:
-        ValueError: The data of one have another shape, element size or device, its scales are
-            fewer than these take, or there is less memory than that.
-    """
-    try:
-        parts = list(zip(*map(_PARTS, weights), strict=True))
-    except AttributeError:
-        return
-    for index, (data_name, scale_name, scale_shape) in enumerate(_COPIES):
-        data, scale = parts[2 * index : 2 * index + 2]
-        if type(None) in map(type, data) or type(None) in map(type, scale):
-            # Missed by whoever needs it.
-            continue
-        check = functools.partial(
-            capacity.require, shape=shape, dtypes=capacity.BYTES, device=device
-        )
-        stacking.require(f"{name}.{data_name}", data, check)
-        count = math.prod(scale_shape(*shape, MXFP8))
-        check = functools.partial(capacity.require_bytes, count=count, device=device)
-        stacking.require(f"{name}.{scale_name}", scale, check)
 
 
 def require_grouped_bytes(
@@ -156,22 +204,64 @@ def require_grouped_bytes(
             capacity.require_bytes(f"{name}.{scale_name}", scale, count * scales, device)
 
 
+def _read_quantized(
+    name: str, weights: Sequence[Any], shape: tuple[int, int], device: torch.device
+) -> WeightCopies | None:
+    copies = of_storages(weights, shape)
+    if copies is None:
+        return None
+    row = _complete(f"{name}._rowwise", copies.row, device)
+    column = _complete(f"{name}._columnwise", copies.column, device)
+    return WeightCopies(row, column)
+
+
+def _complete(name: str, w: WeightOperand | None, device: torch.device) -> WeightOperand | None:
+    """Check a copy; None if an expert lacks it, which is missed by whoever needs it."""
+    if w is None:
+        return None
+    try:
+        names = f"{name}_data", f"{name}_scale_inv"
+        require_operand(*names, w, w.num_groups, capacity.BYTES, device)
+    except AttributeError:
+        # What is None has no shape. Looking for it among hundreds is for this case only.
+        if type(None) not in map(type, (*w.data, *w.scale)):
+            raise
+        return None
+    return w
+
+
+def _read_grouped(
+    name: str, weight: Any, groups: int, shape: tuple[int, int], device: torch.device
+) -> WeightCopies | None:
+    if weight.quantizer is None:
+        _require_flat(name, weight.rowwise_data, groups * math.prod(shape))
+        values = Stacked(weight.rowwise_data.view(groups, *shape))
+        return plain(shape, values, values)
+    require_grouped_bytes(name, weight, groups, shape, device)
+    if not isinstance(weight.quantizer, MXFP8Quantizer):
+        return None
+    return _read_quantized(f"{name}[{{}}]", storages_in(weight), shape, device)
+
+
+def storages_in(weight: Any) -> Sequence[Any]:
+    """Return the experts' quantized tensors of one grouped weight; they share its memory."""
+    storages: Sequence[Any] | None = weight.quantized_tensors
+    return storages or list(weight.copy().split_into_quantized_tensors())
+
+
+def plain(shape: tuple[int, int], row: Experts, column: Experts) -> WeightCopies:
+    """Return plain weights as operands of both axes."""
+    return WeightCopies(
+        WeightOperand(UNQUANTIZED, shape, Axis.ROW, row),
+        WeightOperand(UNQUANTIZED, shape, Axis.COLUMN, column),
+    )
+
+
 def _require_plain(
     name: str, tensors: Sequence[Any], shape: tuple[int, ...], device: torch.device
-) -> None:
+) -> int | None:
     check = functools.partial(capacity.require, shape=shape, dtypes=FLOATS, device=device)
-    stacking.require(name, tensors, check, cut=True)
-
-
-def _require_grouped(
-    name: str, weight: Any, count: int, shape: tuple[int, int], device: torch.device
-) -> None:
-    if weight.quantizer is None:
-        _require_flat(name, weight.rowwise_data, count * math.prod(shape))
-        return
-    require_grouped_bytes(name, weight, count, shape, device)
-    if weight.quantized_tensors is not None and isinstance(weight.quantizer, MXFP8Quantizer):
-        require_quantized(f"{name}[{{}}]", weight.quantized_tensors, shape, device)
+    return stacking.require(name, tensors, check, cut=True)
 
 
 def _require_flat(name: str, values: torch.Tensor, count: int) -> None:

@@ -38,7 +38,7 @@ class WgradTarget:
         """Return the same memory in few tensors: one where the experts lie without gaps."""
         if isinstance(self.out, torch.Tensor):
             return (self.out,)
-        stacked = stacking.in_a_row(self.out)
+        stacked = stacking.as_stacked_view(self.out)
         return (stacked.values,) if stacked is not None else self.out
 
 
@@ -89,10 +89,11 @@ def main_grad_target(
     accumulate = not getattr(parameters[0], "overwrite_main_grad", False)
     if spec.single_grouped_weight:
         grad = main_grad_of(parameters[0], f"{label} weight")
-        if grad.numel() != num_groups * math.prod(shape):
-            checks.gradient_shape(f"{label} weight.main_grad", grad, (num_groups, *shape))
-        checks.gradient_kind(f"{label} weight.main_grad", grad, parameters[0].device)
-        return WgradTarget(grad.view(num_groups, *shape), accumulate)
+        stacked = (num_groups, *shape)
+        # Any shape of as many elements will do.
+        allowed = tuple(grad.shape) if grad.numel() == math.prod(stacked) else stacked
+        checks.gradient(f"{label} weight.main_grad", grad, allowed, parameters[0].device)
+        return WgradTarget(grad.view(stacked), accumulate)
     try:
         grads = list(map(_MAIN_GRAD, parameters))
     except AttributeError:

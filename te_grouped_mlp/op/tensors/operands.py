@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import functools
 from enum import Enum
-from typing import TypeAlias
 
 import torch
 
 from te_grouped_mlp.op.formats import Format
 from te_grouped_mlp.op.layout import GroupLayout
 from te_grouped_mlp.op.tensors.record import record
+from te_grouped_mlp.op.tensors.stacking import Experts
 
 
 class Axis(Enum):
@@ -67,7 +67,7 @@ class QuantizedCopy:
 
 
 @record
-class ExactCopy:
+class DequantizedCopy:
     """A quantized copy kept as the bf16 values that its bytes stand for, instead of them.
 
     An E4M3 number times a power of two is one of bf16's, unless it is below 2**-130.
@@ -91,7 +91,7 @@ class GroupedOperand:
         layout: The row layout that the buffers were made for.
         splits: Division of the rows.
         row, column: Quantized copies; None when not made or already dropped. A plan that reads
-            values has an ExactCopy where the copy is read in the pass that makes it.
+            values has an DequantizedCopy where the copy is read in the pass that makes it.
         plain: The values themselves, (rows, features), for UNQUANTIZED.
     """
 
@@ -99,8 +99,8 @@ class GroupedOperand:
     shape: tuple[int, int]
     layout: GroupLayout
     splits: Splits
-    row: QuantizedCopy | ExactCopy | None = None
-    column: QuantizedCopy | ExactCopy | None = None
+    row: QuantizedCopy | DequantizedCopy | None = None
+    column: QuantizedCopy | DequantizedCopy | None = None
     plain: torch.Tensor | None = None
 
     def without_row(self) -> GroupedOperand:
@@ -110,51 +110,47 @@ class GroupedOperand:
         )
 
 
-Parts: TypeAlias = "tuple[torch.Tensor, ...] | torch.Tensor"
-"""One tensor per expert, or one whose first dimension counts the experts."""
-
-
 @record
 class WeightOperand:
-    """The weights of all experts of one linear, for one pass.
+    """The weights of all experts of one linear, along one axis.
 
-    The members lie in parallel tuples, because a step handles hundreds of them on the host.
+    From the parameters to the launch this is what a weight is: as a parameter holds it, as a step
+    made it, as the state between the passes keeps it, and as a backend takes it.
 
     Attributes:
         format: Of the values.
         shape: (out features, in features) of one expert.
         axis: ROW for the forward product (contracted over in features), COLUMN for the backward.
-        data: One (out, in) tensor per expert: element bytes; or the values, for UNQUANTIZED and a
-            plan that reads values. What lies in one tensor may be that tensor, (G, out, in).
-        scale: One tensor of block scales per expert, or one (G, blocks); empty with values.
+        data: (out, in) for each expert: element bytes; or the values, for UNQUANTIZED and a plan
+            that reads values.
+        scale: Block scales for each expert, in any shape; empty with values. Stacked or scattered
+            like `data` or not.
         swizzled: Whether the scales are in the tile order of `scale_layout`.
     """
 
     format: Format
     shape: tuple[int, int]
     axis: Axis
-    data: Parts
-    scale: Parts = ()
+    data: Experts
+    scale: Experts = ()
     swizzled: bool = False
 
     @property
     def num_groups(self) -> int:
         """Number of experts."""
-        # The length of a tensor is a Python call of PyTorch's.
-        return self.data.shape[0] if isinstance(self.data, torch.Tensor) else len(self.data)
+        return len(self.data)
 
-    @property
-    def copies(self) -> tuple[QuantizedCopy, ...]:
-        """The members of a block-scaled operand, one object each."""
-        return tuple(
-            QuantizedCopy(data, scale, self.axis, self.swizzled)
-            for data, scale in zip(self.data, self.scale, strict=True)
-        )
 
-    @property
-    def plain(self) -> Parts:
-        """The members of an UNQUANTIZED operand, by index."""
-        return () if self.format.is_block_scaled else self.data
+@record
+class WeightCopies:
+    """The weights of one linear along both axes, as its parameters hold or a step reads them.
+
+    Attributes:
+        row, column: None for a copy that is not there. Of plain weights both have the values.
+    """
+
+    row: WeightOperand | None
+    column: WeightOperand | None
 
 
 @functools.cache

@@ -34,7 +34,7 @@ def tokens(
     *,
     row: bool,
     column: bool,
-    waits: bool,
+    keep_quantized_for_backward: bool,
 ) -> GroupedOperand:
     """Make the operand of a token tensor; the tensor and the quantizer stay as they are.
 
@@ -44,8 +44,8 @@ def tokens(
         plan: Its layout says which rows are read and written.
         splits: Division of the rows.
         row, column: Which copies are wanted.
-        waits: The column copy is read by a later pass. A plan that reads values gets its bytes
-            then, which take half the memory.
+        keep_quantized_for_backward: The column copy is read by a later pass. A plan that reads
+            values gets its bytes then, which take half the memory.
 
     Returns:
         An operand with new buffers, except that a GroupedTensor's own bytes are used as they are.
@@ -59,7 +59,10 @@ def tokens(
         shape = (int(plain.shape[0]), int(plain.shape[1]))
         return GroupedOperand(fmt, shape, layout, splits, plain=plain)
     if plan.reads_values:
-        return dequantized_tokens.operand(plain, plan, splits, row=row, column=column, waits=waits)
+        return dequantized_tokens.operand(
+            plain, plan, splits, row=row, column=column,
+            keep_quantized_for_backward=keep_quantized_for_backward,
+        )  # fmt: skip
     own = quantizers.own(quantizer, row=row, column=column, swizzled=True)
     if layout.use_dense_single_group:
         return _from_dense(tex.quantize(tensor=plain, quantizer=own), plain, fmt, layout, splits)
@@ -79,22 +82,20 @@ def gradient(
     plan: Plan,
     splits: Splits,
     *,
-    row: bool,
-    column: bool,
-    waits: bool,
     values: bool,
+    **usages: bool,
 ) -> tuple[GroupedOperand, torch.Tensor | None]:
     """Make the operand of an output gradient, and its values for sums over them.
 
     Args:
-        tensor, quantizer, plan, splits, row, column, waits: As in `tokens`.
+        tensor, quantizer, plan, splits: As in `tokens`.
         values: Whether the values are wanted.
+        **usages: The other keywords of `tokens`.
 
     Returns:
         The operand; and (rows, features) in the compute dtype or None: a new tensor or `tensor`
         itself. Rows past the live ones are unwritten where `tensor` is a GroupedTensor.
     """
-    usages = {"row": row, "column": column, "waits": waits}
     if not values:
         return tokens(tensor, quantizer, plan, splits, **usages), None
     dtype = torch_dtype(plan.call.dtype)
@@ -104,7 +105,7 @@ def gradient(
     if tensor._with_gemm_swizzled_scales:
         known = _values_of_ready(tensor, dtype, splits)
         return tokens(tensor, quantizer, plan, splits, **usages), known
-    own = quantizers.own(quantizer, row=row, column=column, swizzled=True)
+    own = quantizers.own(quantizer, row=usages["row"], column=usages["column"], swizzled=True)
     return _from_grouped(tensor, own, plan, splits, values=True)
 
 

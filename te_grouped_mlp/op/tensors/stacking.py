@@ -1,33 +1,52 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors of all experts looked at together.
+"""How the tensors of all experts lie: at a uniform stride in one storage, or scattered.
 
 A step asks hundreds of tensors the same questions, and each question to one of them takes the host
-a tenth of a microsecond. They are asked anew in every pass, and never remembered: a user may move
-or replace a parameter or its ``main_grad`` at any time.
+a tenth of a microsecond. One call looks at them all, anew in every pass: a user may move or replace
+a parameter or its ``main_grad`` at any time, so nothing is remembered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
-from te_grouped_mlp import _C
+from te_grouped_mlp.op.extension import _C
 from te_grouped_mlp.op.tensors import capacity
+from te_grouped_mlp.op.tensors.record import record
 
 
-class Matrices(NamedTuple):
-    """The experts' matrices in one tensor.
+@record
+class Stacked:
+    """One tensor over all experts, and a sequence of theirs in the experts' order.
 
     Attributes:
-        values: (G, rows, cols), the matrix at the lowest address first.
-        descending: That is the last expert's.
+        values: (G, ...), the tensor at the lowest address first.
+        reversed_experts: That is the last expert's: a buffer filled from its end, as Megatron fills
+            those of parameters and gradients. PyTorch knows no negative strides.
     """
 
     values: torch.Tensor
-    descending: bool = False
+    reversed_experts: bool = False
+
+    def __len__(self) -> int:
+        return int(self.values.shape[0])
+
+    def __getitem__(self, expert: int) -> torch.Tensor:
+        return self.values[-1 - expert if self.reversed_experts else expert]
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        each = self.values.unbind(0)
+        return iter(each[::-1] if self.reversed_experts else each)
+
+
+Scattered: TypeAlias = tuple[torch.Tensor, ...]
+"""One tensor per expert, wherever it lies: copied to a stack, or passed as a table of addresses."""
+
+Experts: TypeAlias = "Stacked | Scattered"
 
 
 def _usable(table: Any) -> Any:
@@ -35,18 +54,18 @@ def _usable(table: Any) -> Any:
 
     There are none before PyTorch 2.10, and later ones may be of a version that is not known here.
     """
-    known = table is not None and _look(table, [torch.empty(1, device="cpu")]) is not None
+    known = _C and table is not None and _look(table, [torch.empty(1, device="cpu")]) is not None
     return table if known else None
 
 
 def _look(table: Any, tensors: Sequence[torch.Tensor | None]) -> int | None:
-    return _C.spacing(table, tensors, torch.Tensor, torch.nn.Parameter)
+    return _C.uniform_stride(table, tensors, torch.Tensor, torch.nn.Parameter)
 
 
 _TABLE = _usable(getattr(torch.Tensor, "__dlpack_c_exchange_api__", None))
 
 
-def distance(tensors: Sequence[torch.Tensor | None]) -> int | None:
+def uniform_stride(tensors: Sequence[torch.Tensor | None]) -> int | None:
     """Look at tensors that may be alike, as the weights of all experts are.
 
     Args:
@@ -55,9 +74,8 @@ def distance(tensors: Sequence[torch.Tensor | None]) -> int | None:
     Returns:
         None unless all have the first one's shape, strides, dtype and device and a storage that was
         not freed, and also where one of them is no plain Tensor or Parameter with memory of its
-        own: then each must be asked. Else
-        the bytes from each tensor to the next; 0 for a single tensor and where they lie at
-        different distances. Never synchronises, reads no element.
+        own: then each must be asked. Else the bytes from each tensor to the next; 0 for a single
+        tensor and where these differ. Never synchronises, reads no element.
     """
     if _TABLE is None:
         return _ask_each(tensors)
@@ -104,9 +122,9 @@ def require(
             longer than all else. A storage that was freed is always found.
 
     Returns:
-        What `distance` says.
+        What `uniform_stride` says.
     """
-    step = distance(tensors)
+    step = uniform_stride(tensors)
     if step is None or (cut and not _have_memory(tensors, step)):
         for index, each in enumerate(tensors):
             check(name.format(index), each)
@@ -130,46 +148,59 @@ def _have_memory(tensors: Sequence[torch.Tensor], step: int) -> bool:
     return all(capacity.held(each) >= needed for each in tensors)
 
 
-def joined(matrices: Sequence[torch.Tensor], step: int | None) -> torch.Tensor | None:
-    """Return matrices as one (G, rows, cols) view, without a copy.
-
-    Args:
-        matrices: At least one.
-        step: What `distance` says of them.
+def as_stacked_view(experts: Experts | Sequence[torch.Tensor]) -> Stacked | None:
+    """Return experts as one tensor, without a copy.
 
     Returns:
-        None unless they are row-major and lie evenly in one storage, in ascending order and without
-        overlap.
+        None unless they are alike (`uniform_stride`), row-major, and lie at a uniform stride in one
+        storage without overlap, in ascending or in descending order. A single one is ascending.
     """
-    first, count = matrices[0], len(matrices)
-    if step is None or first.dim() != 2:
+    if isinstance(experts, Stacked):
+        return experts
+    stride = uniform_stride(experts)
+    if stride is None:
         return None
-    (rows, cols), stride, size = first.shape, first.stride(), first.element_size()
-    extent = rows * stride[0] * size
-    if count == 1:
-        step = extent
-    if stride[1] != 1 or stride[0] < cols or step < extent or step % size:
+    lowest = experts[-1] if stride < 0 else experts[0]
+    shape, strides, size, extent = lowest.shape, lowest.stride(), lowest.element_size(), 1
+    if strides and strides[-1] != 1:
+        return None
+    for length, step in zip(reversed(shape), reversed(strides), strict=True):
+        if step < extent:
+            return None
+        extent = length * step
+    count, bytes_each = len(experts), extent * size
+    bytes_apart = bytes_each if count == 1 else abs(stride)
+    if bytes_apart < bytes_each or bytes_apart % size:
         return None
     # A storage that covers the last one covers them all, so nothing else can lie there.
-    end = first.storage_offset() * size + (count - 1) * step + extent
-    if end > first.untyped_storage().nbytes():
+    end = lowest.storage_offset() * size + (count - 1) * bytes_apart + bytes_each
+    if end > lowest.untyped_storage().nbytes():
         return None
-    return first.as_strided((count, rows, cols), (step // size, *stride))
+    view = lowest.as_strided((count, *shape), (bytes_apart // size, *strides))
+    return Stacked(view, stride < 0)
 
 
-def in_a_row(matrices: Sequence[torch.Tensor]) -> Matrices | None:
-    """Return matrices as one view in either order of the experts, without a copy.
+def stacked(experts: Experts | Sequence[torch.Tensor]) -> Stacked:
+    """Return experts as one tensor: the view of `as_stacked_view` where there is one, else a copy.
 
-    In descending order (a buffer filled from its end, as Megatron fills those of parameters and
-    gradients) the view begins at the last one, since PyTorch knows no negative strides. A single
-    one is ascending.
+    All must have one shape and dtype.
+    """
+    return as_stacked_view(experts) or copied(experts)
+
+
+def copied(experts: Experts | Sequence[torch.Tensor]) -> Stacked:
+    """Return experts of one shape and dtype in a new tensor, ascending."""
+    # One kernel, and half the host time of stack, which makes a view of each first.
+    return Stacked(torch.cat(tuple(experts)).view(len(experts), *experts[0].shape))
+
+
+def packed_bytes(experts: Experts) -> torch.Tensor | None:
+    """Return experts that follow each other in ascending order without gaps as uint8 (G, bytes).
 
     Returns:
-        None unless they are alike (`distance`) and, in one of the two orders, as `joined` asks.
+        A view; None where they lie otherwise.
     """
-    step = distance(matrices)
-    if step is None:
+    view = as_stacked_view(experts)
+    if view is None or view.reversed_experts or not view.values.is_contiguous():
         return None
-    descending = step < 0
-    view = joined(matrices[::-1] if descending else matrices, abs(step))
-    return None if view is None else Matrices(view, descending)
+    return view.values.view(torch.uint8).view(len(view), -1)

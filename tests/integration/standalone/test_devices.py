@@ -11,6 +11,7 @@ import sys
 import pytest
 import torch
 
+import te_grouped_mlp.op
 from te_grouped_mlp.integration.standalone import on_gpu
 from tests.integration.standalone import device_cases as cases
 from tests.integration.standalone.test_quantize import make_quantizer
@@ -50,8 +51,8 @@ def test_a_cpu_imports_no_triton():
 
 def test_a_gpu_without_triton_is_told_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
-    name = "te_grouped_mlp.op.kernels.block_scale"
-    monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delitem(sys.modules, "te_grouped_mlp.op.kernels.block_scale", raising=False)
+    monkeypatch.delattr(te_grouped_mlp.op, "block_scale", raising=False)
     with pytest.raises(ImportError, match="CUDA tensors need Triton"):
         on_gpu.block_scale.__wrapped__()
 

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from te_grouped_mlp.op import selection
+from te_grouped_mlp.op import execution
 from te_grouped_mlp.op.backends.base import DactResult
 from te_grouped_mlp.op.backends.checked import CheckedBackend
-from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED
 from te_grouped_mlp.op.layout import Kernel, LayoutMismatchError, RowExtent
 from te_grouped_mlp.op.plan import Plan
@@ -79,7 +78,7 @@ class Call:
 
     def __init__(self, operation: Operation, fmt: str = "mxfp8") -> None:
         case = dataclasses.replace(CASE, fmt=FORMATS[fmt])
-        self.plan: Plan = case.plan(ReferenceBackend())
+        self.plan: Plan = case.plan()
         self.operation, self.backend = operation, Recorder()
         self.arguments: dict[str, Any] = {}
         for name, (features, _) in operation.tokens.items():
@@ -259,9 +258,9 @@ def test_weights_of_fewer_experts(operation: str, fmt: str) -> None:
 
 
 def test_a_plan_runs_through_the_checks() -> None:
-    """`selection.run` is the way to a backend's operations."""
-    plan = CASE.plan(ReferenceBackend())
-    run = selection.run(plan)
+    """`execution.operations` is the way to a backend's operations."""
+    plan = CASE.plan()
+    run = execution.operations(plan)
     assert type(run) is CheckedBackend
     assert run._plan is plan
     target = WgradTarget((), accumulate=False)

@@ -22,13 +22,13 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.op import environment, selection
+from te_grouped_mlp.op import environment, execution
 from te_grouped_mlp.op.backends.checked import CheckedBackend
 from te_grouped_mlp.op.layout import Kernel, RowExtent
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.tensors.operands import (
     Axis,
-    ExactCopy,
+    DequantizedCopy,
     GroupedOperand,
     WeightOperand,
 )
@@ -141,7 +141,7 @@ def _of_tokens(operand: GroupedOperand, axis: Axis) -> Copy:
     live, cols = sum(sizes), operand.shape[1]
     copy = operand.row if axis is Axis.ROW else operand.column
     assert copy is not None
-    if isinstance(copy, ExactCopy):
+    if isinstance(copy, DequantizedCopy):
         return Copy(copy.values[:live].double().cpu())
     codes = copy.data[:live].cpu().clone()
     flat = copy.scale.view(-1).cpu()
@@ -201,29 +201,29 @@ def _valued(codes: torch.Tensor, scales: torch.Tensor, axis: Axis) -> Copy:
 @contextlib.contextmanager
 def recording() -> Iterator[Recorded]:
     """Note what every fused step reads while the block runs; this synchronises."""
-    into, run = Recorded(), selection.run
-    selection.run = lambda plan: _Recorder(run(plan), plan, into)  # type: ignore[assignment]
+    into, run = Recorded(), execution.operations
+    execution.operations = lambda plan: _Recorder(run(plan), plan, into)  # type: ignore[assignment]
     try:
         yield into
     finally:
-        selection.run = run
+        execution.operations = run
 
 
 @contextlib.contextmanager
 def backends_used() -> Iterator[set[str]]:
     """Collect the names of the backends of fused passes; this does not synchronise."""
     names: set[str] = set()
-    run = selection.run
+    run = execution.operations
 
     def noted(plan: Plan) -> CheckedBackend:
         names.add(plan.backend)
         return run(plan)
 
-    selection.run = noted
+    execution.operations = noted
     try:
         yield names
     finally:
-        selection.run = run
+        execution.operations = run
 
 
 def plain_step(case: StepCase) -> Found:

@@ -129,14 +129,14 @@ def test_copies_of_old_weights_are_seen(device: str, monkeypatch: pytest.MonkeyP
     from te_grouped_mlp.op.tensors import weights
 
     kept: dict[int, tuple[Any, Any]] = {}
-    original = weights.forward_members
+    original = weights.for_forward
 
     def stale(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         # The parameter is kept with its copies, so that no other gets its identity.
         first = parameters[0]
         return kept.setdefault(id(first), (first, original(parameters, *args, **kwargs)))[1]
 
-    monkeypatch.setattr(weights, "forward_members", stale)
+    monkeypatch.setattr(weights, "for_forward", stale)
     case = case_of("mxfp8", device)
     graphs.assert_replay_equals_eager(case, SEQUENCE[:2])
     with pytest.raises(AssertionError, match="differ"):

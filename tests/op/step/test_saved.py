@@ -25,6 +25,7 @@ from te_grouped_mlp.op.tensors.operands import (
     Splits,
     WeightOperand,
 )
+from te_grouped_mlp.op.tensors.stacking import Stacked
 
 LAYOUT = GroupLayout(3, 8, RowExtent.PACKED)
 
@@ -64,9 +65,11 @@ def weight(kind: str | None, make: Numbered) -> WeightOperand | None:
     if kind is None:
         return None
     if kind == "whole":
-        return WeightOperand(UNQUANTIZED, (8, 4), Axis.ROW, make(3, 8, 4))
+        return WeightOperand(UNQUANTIZED, (8, 4), Axis.ROW, Stacked(make(3, 8, 4), True))
     if kind == "whole scaled":
-        return WeightOperand(MXFP8, (8, 4), Axis.COLUMN, make(3, 8, 4), make(3, 1), False)
+        return WeightOperand(
+            MXFP8, (8, 4), Axis.COLUMN, Stacked(make(3, 8, 4)), Stacked(make(3, 1))
+        )
     data = tuple(make(8, 4) for _ in range(3))
     if kind == "plain":
         return WeightOperand(UNQUANTIZED, (8, 4), Axis.ROW, data)

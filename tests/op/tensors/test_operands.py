@@ -10,17 +10,12 @@ import pytest
 import torch
 
 from te_grouped_mlp.op.activations import Activation
-from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED, DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.tensors import memory
-from te_grouped_mlp.op.tensors.operands import (
-    Axis,
-    QuantizedCopy,
-    WeightOperand,
-    torch_dtype,
-)
+from te_grouped_mlp.op.tensors.operands import Axis, WeightOperand, torch_dtype
+from te_grouped_mlp.op.tensors.stacking import Stacked
 from tests.op.backends.reference.cases import ACTIVATIONS, Case
 
 
@@ -37,28 +32,18 @@ def weights(fmt, count=3):
     return WeightOperand(fmt, (64, 64), Axis.COLUMN, data, scale, swizzled=True)
 
 
-def test_members_of_a_quantized_weight():
-    operand = weights(MXFP8)
-    assert operand.num_groups == 3
-    assert operand.plain == ()
-    for index, copy in enumerate(operand.copies):
-        assert isinstance(copy, QuantizedCopy)
-        assert copy.data is operand.data[index]
-        assert copy.scale is operand.scale[index]
-        assert (copy.axis, copy.swizzled) == (Axis.COLUMN, True)
-
-
-def test_members_of_a_plain_weight():
-    operand = weights(UNQUANTIZED)
-    assert operand.num_groups == 3
-    assert operand.plain is operand.data
-
-
-def test_a_quantized_weight_with_a_missing_scale_is_noticed():
-    operand = weights(MXFP8)
-    broken = dataclasses.replace(operand, scale=operand.scale[:2])
-    with pytest.raises(ValueError, match="zip"):
-        _ = broken.copies
+@pytest.mark.parametrize("reversed_experts", [False, True])
+def test_experts_have_their_number_however_they_lie(reversed_experts):
+    scattered = weights(UNQUANTIZED)
+    order = scattered.data[::-1] if reversed_experts else scattered.data
+    stacked = Stacked(torch.stack(order), reversed_experts)
+    operand = dataclasses.replace(scattered, data=stacked)
+    assert operand.num_groups == scattered.num_groups == 3
+    for expert, values in enumerate(scattered.data):
+        assert torch.equal(stacked[expert], values)
+    assert [int(each[0, 0]) for each in stacked] == [0, 1, 2]
+    with pytest.raises(IndexError):
+        stacked[3]
 
 
 def test_operands_take_no_other_attributes_and_equal_themselves_alone():
@@ -76,14 +61,14 @@ def test_rejects_read_as_sentences():
 
 
 def test_plan_finds_its_launches():
-    plan = Case(ACTIVATIONS["srelu"], (128,), 128).plan(ReferenceBackend())
+    plan = Case(ACTIVATIONS["srelu"], (128,), 128).plan()
     assert plan.launch(Kernel.FC1_ACT).kernel is Kernel.FC1_ACT
     with pytest.raises(KeyError, match="the plan has no launch fc2_bias_grad"):
         dataclasses.replace(plan, launches=plan.launches[:2]).launch(Kernel.FC2_BIAS_GRAD)
 
 
 def test_plan_names_the_wanted_outputs_that_differ_between_runs():
-    plan = Case(ACTIVATIONS["srelu"], (128,), 128).plan(ReferenceBackend())
+    plan = Case(ACTIVATIONS["srelu"], (128,), 128).plan()
     assert plan.not_deterministic() == {}
     atomic = Launch(
         Kernel.DACT_DGRAD,

@@ -30,7 +30,7 @@ def way(request, monkeypatch):
 
 
 def members(count: int = 4, step: int = 256, dtype: torch.dtype = torch.bfloat16):
-    """Matrices at a distance (in elements) in one storage."""
+    """Stacked at a distance (in elements) in one storage."""
     buffer = torch.zeros(count * step + 256, dtype=dtype)
     return [buffer.as_strided(SHAPE, (SHAPE[1], 1), index * step) for index in range(count)]
 
@@ -54,16 +54,16 @@ def test_even_tensors(parameter, wrap):
     found = members(step=300)
     if parameter:
         found = [torch.nn.Parameter(each) for each in found]
-    assert stacking.distance(wrap(found)) == 600
-    assert stacking.distance(wrap(found[::-1])) == -600
-    assert stacking.distance(wrap(found[:1])) == 0
+    assert stacking.uniform_stride(wrap(found)) == 600
+    assert stacking.uniform_stride(wrap(found[::-1])) == -600
+    assert stacking.uniform_stride(wrap(found[:1])) == 0
 
 
 def test_uneven_tensors_are_still_alike():
     found = members(5)
     del found[2]
-    assert stacking.distance(found) == 0
-    assert stacking.distance([found[0], found[0], found[1]]) == 0
+    assert stacking.uniform_stride(found) == 0
+    assert stacking.uniform_stride([found[0], found[0], found[1]]) == 0
 
 
 @pytest.mark.parametrize("index", [0, 1, 3])
@@ -83,8 +83,8 @@ def test_uneven_tensors_are_still_alike():
 )
 def test_another_one_at_the_same_address_is_seen(change, index):
     """Nothing of a tensor goes by its address alone."""
-    assert stacking.distance(members()) is not None
-    assert stacking.distance(changed(index, change)) is None
+    assert stacking.uniform_stride(members()) is not None
+    assert stacking.uniform_stride(changed(index, change)) is None
 
 
 @pytest.mark.parametrize(
@@ -99,20 +99,20 @@ def test_another_one_at_the_same_address_is_seen(change, index):
     ids=["meta", "sparse", "sparse16", "none", "number"],
 )
 def test_what_cannot_be_described_must_be_asked(odd):
-    assert stacking.distance([*members(), odd]) is None
-    assert stacking.distance([odd]) is None
+    assert stacking.uniform_stride([*members(), odd]) is None
+    assert stacking.uniform_stride([odd]) is None
 
 
 @needs_table
 def test_no_error_is_left_behind():
     sparse = torch.eye(16).to_sparse()
     table = torch.Tensor.__dlpack_c_exchange_api__
-    assert _C.spacing(table, [sparse], torch.Tensor, torch.nn.Parameter) is None
-    assert _C.spacing(object(), members(), torch.Tensor, torch.nn.Parameter) is None
-    assert _C.spacing(table, {}, torch.Tensor, torch.nn.Parameter) is None
-    assert _C.spacing(table, [], torch.Tensor, torch.nn.Parameter) is None
+    assert _C.uniform_stride(table, [sparse], torch.Tensor, torch.nn.Parameter) is None
+    assert _C.uniform_stride(object(), members(), torch.Tensor, torch.nn.Parameter) is None
+    assert _C.uniform_stride(table, {}, torch.Tensor, torch.nn.Parameter) is None
+    assert _C.uniform_stride(table, [], torch.Tensor, torch.nn.Parameter) is None
     # A pending error would surface in the next call.
-    assert stacking.distance(members()) == 512
+    assert stacking.uniform_stride(members()) == 512
 
 
 class Table(ctypes.Structure):
@@ -144,7 +144,7 @@ def test_a_table_of_a_later_version_is_used_by_way_of_an_older_one():
     for table in (second, third):
         usable = stacking._usable(capsule(table))
         assert usable is not None
-        assert _C.spacing(usable, members(), torch.Tensor, torch.nn.Parameter) == 512
+        assert _C.uniform_stride(usable, members(), torch.Tensor, torch.nn.Parameter) == 512
     assert stacking._usable(capsule(alone)) is None
     assert stacking._usable(object()) is None
     assert stacking._usable(None) is None
@@ -157,10 +157,10 @@ def test_tensors_at_even_distances_in_storages_of_their_own_are_not_one():
         torch.frombuffer(memory, dtype=torch.float32, offset=1024 * index, count=size).view(SHAPE)
         for index in range(4)
     ]
-    assert stacking.distance(found) == 1024
-    assert stacking.joined(found, 1024) is None
-    assert arguments.evenly_spaced(found, SHAPE) is None
-    assert arguments.evenly_spaced(found[::-1], SHAPE) is None
+    assert stacking.uniform_stride(found) == 1024
+    assert stacking.as_stacked_view(found) is None
+    assert arguments.addressable_view(found) is None
+    assert arguments.addressable_view(found[::-1]) is None
 
 
 def moved(kind: str) -> list[torch.Tensor]:
@@ -187,14 +187,14 @@ def moved(kind: str) -> list[torch.Tensor]:
 def test_a_look_remembers_nothing(kind):
     """In turn, so that a view that was right before would be given again if it were kept."""
     for _ in range(2):
-        assert arguments.evenly_spaced(moved("as before"), SHAPE) is not None
-        assert arguments.evenly_spaced(moved(kind), SHAPE) is None
+        assert arguments.addressable_view(moved("as before")) is not None
+        assert arguments.addressable_view(moved(kind)) is None
     found = moved("as before")
-    view = arguments.evenly_spaced(found, SHAPE)
+    view = arguments.addressable_view(found)
     assert view is not None
     for each in found:
         each.data = each.data.clone()
-    again = arguments.evenly_spaced(found, SHAPE)
+    again = arguments.addressable_view(found)
     assert again is None or again.values.data_ptr() != view.values.data_ptr()
 
 
@@ -202,7 +202,7 @@ def lie_evenly(found):
     """Whether TMA can see matrices as one, and where the first of them lies: by the addresses."""
     first = found[0]
     if any(
-        (each.shape, each.dtype, each.stride()) != (SHAPE, first.dtype, first.stride())
+        (each.shape, each.dtype, each.stride()) != (first.shape, first.dtype, first.stride())
         for each in found
     ):
         return None
@@ -211,7 +211,7 @@ def lie_evenly(found):
         return None
     at = [each.data_ptr() for each in found]
     steps = {b - a for a, b in zip(at, at[1:], strict=False)}
-    extent = SHAPE[0] * first.stride(0) * size
+    extent = first.shape[0] * first.stride(0) * size
     if len(steps) > 1 or any(abs(step) < extent or step % 16 for step in steps) or min(at) % 16:
         return None
     storages = {each.untyped_storage().data_ptr() for each in found}
@@ -236,14 +236,14 @@ def test_one_look_agrees_with_the_addresses():
             )(found[index])
         if draw.random() < 0.3:
             found.reverse()
-        found_view, expected = arguments.evenly_spaced(found, SHAPE), lie_evenly(found)
+        found_view, expected = arguments.addressable_view(found), lie_evenly(found)
         seen[found_view is not None] += 1
         assert (found_view is None) == (expected is None)
         if found_view is None:
             continue
-        view, descending = found_view
+        view = found_view.values
         assert view.data_ptr() == expected
-        for index, each in enumerate(reversed(found) if descending else found):
+        for index, each in enumerate(reversed(found) if found_view.reversed_experts else found):
             assert view[index].data_ptr() == each.data_ptr()
             assert view[index].stride() == each.stride()
     assert min(seen.values()) > 20
@@ -257,14 +257,13 @@ def test_on_a_gpu():
     apart = [each.detach().clone() for each in found]
     foreign = torch.zeros(SHAPE, dtype=torch.bfloat16)
     with no_waiting():
-        assert stacking.distance(found) == 512
-        assert stacking.distance(found[::-1]) == -512
-        assert stacking.distance([*found[:3], foreign]) is None
-        assert stacking.distance([*found[:3], found[3].detach().t()]) is None
-        assert stacking.distance(apart) is not None
+        assert stacking.uniform_stride(found) == 512
+        assert stacking.uniform_stride(found[::-1]) == -512
+        assert stacking.uniform_stride([*found[:3], foreign]) is None
+        assert stacking.uniform_stride([*found[:3], found[3].detach().t()]) is None
+        assert stacking.uniform_stride(apart) is not None
     graph = torch.cuda.CUDAGraph()
     with torch.no_grad(), torch.cuda.graph(graph):
-        view = stacking.joined(found, stacking.distance(found))
-        view.add_(1)
+        stacking.as_stacked_view(found).values.add_(1)
     graph.replay()
     assert torch.equal(buffer, torch.ones_like(buffer))

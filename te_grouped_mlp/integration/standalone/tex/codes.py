@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from te_grouped_mlp.integration.standalone.tex.enums import DType
+from te_grouped_mlp.op.tensors.capacity import source_code
 
 ROW, COLUMN = 0, 1
 
-_SOURCE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 _FP8_CODES = {int(DType.kFloat8E4M3): 0, int(DType.kFloat8E5M2): 1}
 _TORCH_DTYPES = {
     int(DType.kByte): torch.uint8,
@@ -23,14 +23,6 @@ _TORCH_DTYPES = {
     int(DType.kFloat8E4M3): torch.float8_e4m3fn,
     int(DType.kFloat8E5M2): torch.float8_e5m2,
 }
-
-
-def source_code(dtype: torch.dtype) -> int:
-    """Return the kernels' code of a high-precision dtype; TypeError for any other."""
-    code = _SOURCE_CODES.get(dtype)
-    if code is None:
-        raise TypeError(f"dtype is {dtype}; allowed: {', '.join(map(str, _SOURCE_CODES))}")
-    return code
 
 
 def fp8_code(dtype: Any) -> int:

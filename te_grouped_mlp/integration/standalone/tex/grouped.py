@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.integration.standalone import column_sums
 from te_grouped_mlp.integration.standalone.tex import mxfp8, rules, splits
 from te_grouped_mlp.integration.standalone.tex.contract import (
     Arguments,
@@ -21,6 +20,7 @@ from te_grouped_mlp.integration.standalone.tex.contract import (
     own,
     tex_function,
 )
+from te_grouped_mlp.op.kernels import group_reductions
 
 
 def _swizzled_groups(a: Arguments) -> str | None:
@@ -184,10 +184,10 @@ def bgrad_group_quantize(
 
     Returns:
         What `group_quantize` returns, and (groups, columns) sums in `tensor.dtype`: added in fp32
-        in the order of `column_sums`, rounded once. Rows past the groups are not read.
+        in the order of `group_reductions`, rounded once. Rows past the groups are not read.
     """
     del last_dims
     grouped = _make_grouped(tensor, quantizer, num_tensors, first_dims, tensor_offsets)
     _fill(grouped, tensor, quantizer)
     counts = splits.split_sizes(num_tensors, tensor.shape[0], first_dims, tensor.device)
-    return grouped, column_sums.column_sums(tensor.detach(), counts).to(tensor.dtype)
+    return grouped, group_reductions.column_sums(tensor.detach(), counts).to(tensor.dtype)

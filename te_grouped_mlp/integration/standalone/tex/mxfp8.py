@@ -15,16 +15,11 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp import _C
 from te_grouped_mlp.integration.standalone import on_gpu
-from te_grouped_mlp.integration.standalone.tex.codes import (
-    COLUMN,
-    ROW,
-    fp8_code,
-    source_code,
-)
+from te_grouped_mlp.integration.standalone.tex.codes import COLUMN, ROW, fp8_code
+from te_grouped_mlp.op.extension import _C
 from te_grouped_mlp.op.tensors import memory
-from te_grouped_mlp.op.tensors.capacity import span
+from te_grouped_mlp.op.tensors.capacity import source_code, span
 
 BLOCK = 32
 TILE = 128

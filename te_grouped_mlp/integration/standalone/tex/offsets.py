@@ -131,11 +131,11 @@ def splits_to_offsets(first_dims: torch.Tensor, logical_last_dim: int) -> torch.
     return offsets
 
 
-_INTEGERS = (torch.int32, torch.int64)
+_INTEGERS = frozenset({torch.int32, torch.int64})
 
 
 def _as_many(a: Arguments) -> str | None:
-    counts = [len(a[name]) for name in ("strides", "include_leading_zero", "dtypes")]
+    counts = len(a["strides"]), len(a["include_leading_zero"]), len(a["dtypes"])
     if len(set(counts)) == 1:
         return None
     return (
@@ -152,7 +152,7 @@ def _a_row_of_splits(a: Arguments) -> str | None:
 
 
 def _integer_results(a: Arguments) -> str | None:
-    if all(dtype in _INTEGERS for dtype in a["dtypes"]):
+    if _INTEGERS.issuperset(a["dtypes"]):
         return None
     return f"dtypes is {list(a['dtypes'])}; allowed: int32, int64"
 

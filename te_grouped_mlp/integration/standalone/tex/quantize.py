@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from te_grouped_mlp.integration.standalone import column_sums
 from te_grouped_mlp.integration.standalone.tex import mxfp8, rules
 from te_grouped_mlp.integration.standalone.tex.codes import COLUMN, ROW
 from te_grouped_mlp.integration.standalone.tex.contract import (
@@ -26,6 +25,7 @@ from te_grouped_mlp.integration.standalone.tex.dense_storage import (
     slots,
     stride_problem,
 )
+from te_grouped_mlp.op.kernels import group_reductions
 
 
 def _make_tensor(
@@ -189,13 +189,12 @@ def bgrad_quantize(input: torch.Tensor, quantizer: Any) -> list[Any]:  # the bin
     """Sum a tensor over all but its last dimension and quantize it.
 
     Returns:
-        [(columns,) sums in `input.dtype`, added in fp32 in the order of `column_sums`; what
+        [(columns,) sums in `input.dtype`, added in fp32 in the order of `group_reductions`; what
         `quantize` returns, or `input` without a quantizer].
     """
     quantized = input.contiguous() if quantizer is None else quantize(input, quantizer)
     matrix = input.detach().reshape(math.prod(input.shape[:-1]), input.shape[-1])
-    rows = torch.full((1,), matrix.shape[0], dtype=torch.int64, device=matrix.device)
-    return [column_sums.column_sums(matrix, rows)[0].to(input.dtype), quantized]
+    return [group_reductions.column_sums(matrix)[0].to(input.dtype), quantized]
 
 
 def _shape_extents(a: Arguments) -> tuple[int, int]:

@@ -18,8 +18,8 @@ from te_grouped_mlp.op.backends.cudnn import checks
 from te_grouped_mlp.op.backends.cudnn.signatures import fitting
 from te_grouped_mlp.op.backends.cudnn.views import (
     E4M3,
-    Experts,
     Tokens,
+    WeightArguments,
     as_kernel_matrix,
     column_scales,
 )
@@ -50,7 +50,7 @@ class Call:
 def glu(
     call: Call,
     a: Tokens,
-    w: Experts,
+    w: WeightArguments,
     spec: ActivationSpec,
     *,
     bias: torch.Tensor | None,
@@ -74,7 +74,7 @@ def glu(
 def srelu(
     call: Call,
     a: Tokens,
-    w: Experts,
+    w: WeightArguments,
     spec: ActivationSpec,
     *,
     bias: torch.Tensor | None,
@@ -108,7 +108,9 @@ class Derivative:
     deterministic: bool
 
 
-def dglu(call: Call, a: Tokens, w: Experts, spec: ActivationSpec, d: Derivative) -> dict[str, Any]:
+def dglu(
+    call: Call, a: Tokens, w: WeightArguments, spec: ActivationSpec, d: Derivative
+) -> dict[str, Any]:
     """Return the keywords of FC2's data gradient through a gated activation."""
     return fitting(
         "dglu",
@@ -125,7 +127,7 @@ def dglu(call: Call, a: Tokens, w: Experts, spec: ActivationSpec, d: Derivative)
 
 
 def dsrelu(
-    call: Call, a: Tokens, w: Experts, spec: ActivationSpec, d: Derivative
+    call: Call, a: Tokens, w: WeightArguments, spec: ActivationSpec, d: Derivative
 ) -> dict[str, Any]:
     """Return the keywords of FC2's data gradient through a unary activation.
 
@@ -150,7 +152,7 @@ def dsrelu(
 def quant(
     call: Call,
     a: Tokens,
-    w: Experts,
+    w: WeightArguments,
     out: torch.Tensor,
     *,
     bias: torch.Tensor | None,
@@ -236,7 +238,7 @@ def wgrad(
     )
 
 
-def _product(call: Call, a: Tokens, w: Experts) -> dict[str, Any]:
+def _product(call: Call, a: Tokens, w: WeightArguments) -> dict[str, Any]:
     return {
         "a_tensor": a.data,
         "sfa_tensor": a.scale,
@@ -251,7 +253,7 @@ def _product(call: Call, a: Tokens, w: Experts) -> dict[str, Any]:
     }
 
 
-def _weights(w: Experts) -> dict[str, Any]:
+def _weights(w: WeightArguments) -> dict[str, Any]:
     if w.stacked is not None:
         data, scale = w.stacked
         return {"b_tensor": data, "sfb_tensor": scale, "b_major": w.major}
@@ -269,7 +271,7 @@ def _quantized_output(call: Call) -> dict[str, Any]:
 
 
 def _forward(
-    call: Call, a: Tokens, w: Experts, bias: torch.Tensor | None, prob: torch.Tensor | None
+    call: Call, a: Tokens, w: WeightArguments, bias: torch.Tensor | None, prob: torch.Tensor | None
 ) -> dict[str, Any]:
     return {
         **_product(call, a, w),

@@ -18,7 +18,7 @@ from te_grouped_mlp.op.fit import INTERLEAVE, activation_refusals, feature_refus
 from te_grouped_mlp.op.formats import MAX_QUANTIZED_GROUPS, MXFP8, DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
 from te_grouped_mlp.op.packages import RUNTIME_OFFSETS, Absent
-from te_grouped_mlp.op.plan import Reason, Reject
+from te_grouped_mlp.op.plan import Plan, Reason, Reject, planned
 from te_grouped_mlp.op.problem import Call, Problem, RecipeKind
 
 NAME = "cudnn"
@@ -84,6 +84,12 @@ def plan_launches(
     """
     found = refusal(problem, env, host) or next(_call_refusals(call), None)
     return found if found is not None else tuple(_launches(problem, call, env))
+
+
+def plan(problem: Problem, call: Call, env: Environment, host: Host | None = None) -> Plan | Reject:
+    """Plan a call, or say why it is refused; arguments as of `plan_launches`."""
+    launches = plan_launches(problem, call, env, host)
+    return planned(NAME, problem, call, launches, split_multiple=ROWS_MULTIPLE)
 
 
 def runs_deterministic(problem: Problem, call: Call, env: Environment) -> bool:
@@ -192,7 +198,7 @@ def _launches(problem: Problem, call: Call, env: Environment) -> Iterator[Launch
     if call.needs_dact or call.wants(Output.DW2):
         yield _launch(call, Kernel.QUANTIZE_GRAD, _EITHER)
     if call.wants(Output.DB2) or (scaled_bias and call.wants(Output.DPROB)):
-        # Not a kernel of the frontend's: sums of a fixed order, see op/step/bias_gradient.py.
+        # Not a kernel of the frontend's: sums of a fixed order, see op/kernels/group_reductions.py.
         scales = (Output.DPROB,) if scaled_bias else ()
         yield _launch(call, Kernel.FC2_BIAS_GRAD, _EITHER, Output.DB2, *scales)
     if call.needs_dact:

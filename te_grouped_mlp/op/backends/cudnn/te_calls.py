@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from te_grouped_mlp.op.tensors.scale_layout import column_scale_shape, row_scale
 _SWIZZLES = {Axis.ROW: "mxfp8_rowwise", Axis.COLUMN: "mxfp8_columnwise"}
 
 
-def addresses(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+def addresses(tensors: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
     """Return the addresses of tensors as int64 (G,) on `device`.
 
     The caller keeps the tensors alive. The values travel as kernel arguments: nothing

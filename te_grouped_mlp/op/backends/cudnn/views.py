@@ -15,12 +15,13 @@ import torch
 from te_grouped_mlp.op.backends.cudnn import alignment, checks, te_calls
 from te_grouped_mlp.op.formats import MXFP8
 from te_grouped_mlp.op.tensors import stacking
-from te_grouped_mlp.op.tensors.operands import Axis, Parts, QuantizedCopy, WeightOperand
+from te_grouped_mlp.op.tensors.operands import Axis, QuantizedCopy, WeightOperand
 from te_grouped_mlp.op.tensors.scale_layout import (
     from_kernel_view,
     round_up,
     to_kernel_view,
 )
+from te_grouped_mlp.op.tensors.stacking import Experts, Stacked
 
 E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
 
@@ -51,7 +52,7 @@ class Tokens:
 
 
 @dataclass(frozen=True)
-class Experts:
+class WeightArguments:
     """Weights in the kernels' shapes: stacked in one buffer, or behind tables of addresses.
 
     Attributes:
@@ -82,7 +83,7 @@ def tokens(name: str, copy: QuantizedCopy, shape: tuple[int, int], ends: torch.T
     return Tokens(data, scale, ends)
 
 
-def experts(w: WeightOperand) -> Experts:
+def weights(w: WeightOperand) -> WeightArguments:
     """Bring weights into the kernels' shapes; scales in tile order are made here if need be.
 
     Members that lie one after another are passed as one tensor, because such launches need no
@@ -96,69 +97,37 @@ def experts(w: WeightOperand) -> Experts:
     checks.features("output columns of w", n)
     checks.features("contracted columns of w", k)
     major = "k" if forward else "n"
-    data, device = stacked_data(w), w.data[0].device
+    data, device = stacking.packed_bytes(w.data), w.data[0].device
     # Members of whole tiles that begin where the one before ends are as aligned as the first.
-    for index, member in enumerate(w.data if data is None else w.data[:1]):
+    for index, member in enumerate(w.data if data is None else (w.data[0],)):
         if not member.is_contiguous():
             raise ValueError(f"w[{index}] has strides {member.stride()}; allowed: contiguous")
         checks.aligned(f"w[{index}]", member)
     if w.swizzled:
-        scales = stacked_scales(w)
+        scales = stacking.packed_bytes(w.scale)
         if data is None or scales is None:
             parts = _readable(w.scale)
             tables = te_calls.addresses(w.data, device), te_calls.addresses(parts, device)
-            return Experts(n, major, tables=tables, kept=(w.data, parts))
+            return WeightArguments(n, major, tables=tables, kept=(w.data, parts))
         scales = alignment.readable(scales)
     else:
         *both, scales = te_calls.swizzled_tables(w, device)
         if data is None:
-            return Experts(n, major, tables=(both[0], both[1]), kept=(w.data, scales))
-    view = to_kernel_view(scales.view(E8M0), n, -(-k // MXFP8.block), w.num_groups)
+            return WeightArguments(n, major, tables=(both[0], both[1]), kept=(w.data, scales))
+    view = to_kernel_view(scales.view(-1).view(E8M0), n, -(-k // MXFP8.block), w.num_groups)
     order = (1, 2, 0) if forward else (2, 1, 0)
-    return Experts(n, major, stacked=(data.view(E4M3).permute(order), view), kept=(scales,))
+    matrices = data.view(E4M3).view(w.num_groups, *w.shape).permute(order)
+    return WeightArguments(n, major, stacked=(matrices, view), kept=(scales,))
 
 
-def _readable(members: Parts) -> Parts:
-    distance = stacking.distance(members)
+def _readable(scales: Experts) -> Experts:
+    if isinstance(scales, Stacked):
+        return tuple(map(alignment.readable, scales))
+    stride = stacking.uniform_stride(scales)
     # Known of all of them at once, where they lie in steps.
-    if distance and distance % alignment.BYTES == 0 and alignment.is_aligned(members[0]):
-        return members
-    return tuple(map(alignment.readable, members))
-
-
-def stacked_data(w: WeightOperand) -> torch.Tensor | None:
-    """Return the data as one uint8 (G, out, in) view where the members lie so, else None."""
-    return _stacked(w.data, (w.num_groups, *w.shape))
-
-
-def stacked_scales(w: WeightOperand) -> torch.Tensor | None:
-    """Return the scales as one flat uint8 view where the members lie so, else None."""
-    found = _stacked(w.scale, (w.num_groups, w.scale[0].numel()))
-    return None if found is None else found.view(-1)
-
-
-def _stacked(members: Parts, shape: tuple[int, ...]) -> torch.Tensor | None:
-    if isinstance(members, torch.Tensor):
-        return members.view(torch.uint8).view(shape) if members.is_contiguous() else None
-    first, count = members[0], len(members)
-    size = first.numel() * first.element_size()
-    storage = first.untyped_storage()
-    distance = stacking.distance(members)
-    if distance is not None:
-        start = first.storage_offset() * first.element_size()
-        # A storage that covers the last member covers them all, so nothing else can lie there.
-        follow = count == 1 or (distance == size and start + count * size <= storage.nbytes())
-        if not follow or not first.is_contiguous():
-            return None
-    elif not all(
-        member.data_ptr() == first.data_ptr() + index * size
-        and member.untyped_storage().data_ptr() == storage.data_ptr()
-        and member.is_contiguous()
-        for index, member in enumerate(members)
-    ):
-        return None
-    flat = first.view(torch.uint8).as_strided((count * size,), (1,))
-    return flat.view(shape)
+    if stride and stride % alignment.BYTES == 0 and alignment.is_aligned(scales[0]):
+        return scales
+    return tuple(map(alignment.readable, scales))
 
 
 def as_kernel_matrix(matrix: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from te_grouped_mlp.op.tensors.operands import (
     Splits,
     WeightOperand,
 )
-from te_grouped_mlp.op.tensors.stacking import Matrices
+from te_grouped_mlp.op.tensors.stacking import Experts, Stacked
 
 _ALIGN = 16
 """Bytes to which TMA wants addresses and row strides aligned."""
@@ -101,31 +101,24 @@ def per_row(value: torch.Tensor | None) -> torch.Tensor | None:
     return value if value is None or value.is_contiguous() else value.contiguous()
 
 
-def experts_of(w: WeightOperand, groups: int) -> Matrices:
-    """Return the weights in one (G, out, in) tensor: a view where they lie evenly, else a copy.
+def experts_of(w: WeightOperand) -> Stacked:
+    """Return the weights in one (G, out, in) tensor: a view where they lie so, else a copy.
 
     Raises:
-        ValueError: The number of experts or a shape is wrong, or a weight is not bf16 on CUDA.
+        ValueError: A weight has another shape, or is not bf16 on CUDA.
     """
-    if w.num_groups != groups:
-        raise ValueError(f"w has {w.num_groups} experts; the plan has {groups} groups")
-    if isinstance(w.data, torch.Tensor):
-        require_bf16("w", w.data)
-        if tuple(w.data.shape) != (groups, *w.shape):
-            raise ValueError(f"w has shape {tuple(w.data.shape)}; allowed: {(groups, *w.shape)}")
-        return Matrices(addressable(w.data))
-    require_bf16("w", w.data[0])
-    view = evenly_spaced(w.data, w.shape)
-    if view is not None:
+    data = w.data
+    require_bf16("w", data.values if isinstance(data, Stacked) else data[0])
+    view = addressable_view(data)
+    if view is not None and view.values.shape[1:] == w.shape:
         return view
-    require_shapes("w", w.data, w.shape)
-    # One kernel, and half the host time of stack, which makes a view of each member first.
-    return Matrices(torch.cat(w.data).view(groups, *w.shape))
+    require_shapes("w", tuple(data), w.shape)
+    return stacking.copied(data)
 
 
 def target_of(
     target: WgradTarget, groups: int, shape: tuple[int, int]
-) -> tuple[Matrices, tuple[torch.Tensor, ...]]:
+) -> tuple[Stacked, tuple[torch.Tensor, ...]]:
     """Return a weight gradient's target in one (G, rows, cols) tensor.
 
     Returns:
@@ -141,18 +134,18 @@ def target_of(
         if tuple(out.shape) != (groups, *shape):
             raise ValueError(f"target has shape {tuple(out.shape)}; allowed: {(groups, *shape)}")
         if is_addressable(out):
-            return Matrices(out), ()
+            return Stacked(out), ()
     members = target.members()
     if len(members) != groups:
         raise ValueError(f"target has {len(members)} members; the plan has {groups} groups")
-    view = evenly_spaced(members, shape)
-    if view is not None:
+    view = addressable_view(members)
+    if view is not None and view.values.shape[1:] == shape:
         return view, ()
     require_shapes("target", members, shape)
     if kernel_adds(target, members):
-        return Matrices(torch.cat(members).view(groups, *shape)), members
+        return stacking.copied(members), members
     first = members[0]
-    return Matrices(memory.empty((groups, *shape), first.dtype, first.device)), members
+    return Stacked(memory.empty((groups, *shape), first.dtype, first.device)), members
 
 
 def kernel_adds(target: WgradTarget, members: Sequence[torch.Tensor]) -> bool:
@@ -187,16 +180,10 @@ def require_shapes(name: str, members: Sequence[torch.Tensor], shape: tuple[int,
             )
 
 
-def evenly_spaced(members: Sequence[torch.Tensor], shape: tuple[int, int]) -> Matrices | None:
-    """Return matrices that lie evenly in one storage as one (G, rows, cols) view, else None.
-
-    The members must have `shape`, lie as `spacing.in_a_row` says, in either order, and be
-    addressable by TMA.
-    """
-    if tuple(members[0].shape) != shape:
-        return None
-    found = stacking.in_a_row(members)
-    return found if found is not None and is_addressable(found.values) else None
+def addressable_view(experts: Experts | Sequence[torch.Tensor]) -> Stacked | None:
+    """Return matrices as `stacking.as_stacked_view` does, if TMA can address them so."""
+    view = stacking.as_stacked_view(experts)
+    return view if view is not None and is_addressable(view.values) else None
 
 
 def in_pairs(bias: torch.Tensor, width: int | None) -> torch.Tensor:

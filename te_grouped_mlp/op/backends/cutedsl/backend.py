@@ -26,18 +26,21 @@ from te_grouped_mlp.op.backends.base import (
     Fc1Epilogue,
     Fc1Result,
     GemmEpilogue,
-    planned,
     require_shape,
 )
-from te_grouped_mlp.op.backends.cutedsl import arguments, capability, keys
+from te_grouped_mlp.op.backends.cutedsl import arguments, keys
 from te_grouped_mlp.op.backends.cutedsl.compile import target_arch
 from te_grouped_mlp.op.backends.cutedsl.config import Op
-from te_grouped_mlp.op.backends.cutedsl.launch import finish_rows, launcher_of, prepare, zero_tail
-from te_grouped_mlp.op.environment import Environment
+from te_grouped_mlp.op.backends.cutedsl.launch import (
+    launcher_of,
+    prepare,
+    reduce_row_partials,
+    zero_tail,
+)
 from te_grouped_mlp.op.formats import DType
+from te_grouped_mlp.op.kernels import group_reductions
 from te_grouped_mlp.op.layout import Kernel, Output
-from te_grouped_mlp.op.plan import Plan, Reject
-from te_grouped_mlp.op.problem import Call, Problem
+from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.tensors import dequantized_tokens, memory
 from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.tensors.operands import Axis, GroupedOperand, Splits, WeightOperand
@@ -50,32 +53,13 @@ _WGRADS = {Kernel.FC1_WGRAD: Op.FC1_WGRAD, Kernel.FC2_WGRAD: Op.FC2_WGRAD}
 class CuteDslBackend:
     """See `backends.base.Backend` for the contract of every method."""
 
-    name = capability.NAME
-
-    def refusal(self, problem: Problem, env: Environment) -> Reject | None:
-        """Say why no call of `problem` could run here; None when some can."""
-        return capability.refusal(problem, env)
-
-    def plan(self, problem: Problem, call: Call, env: Environment) -> Plan | Reject:
-        """Plan the call; the layout is always packed."""
-        launches = capability.plan_launches(problem, call, env)
-        return planned(
-            self.name,
-            problem,
-            call,
-            launches,
-            reads_values=call.format.is_block_scaled,
-            reuses_weights=env.switches.reuse_weights,
-        )
-
     def fc1_act(
         self, plan: Plan, x: GroupedOperand, w: WeightOperand, epilogue: Fc1Epilogue
     ) -> Fc1Result:
         """Compute ``act(x W1^T + b1) * prob``."""
         spec, rows = plan.problem.activation, plan.layout.buffer_rows
-        require_shape("x", x.shape, (rows, w.shape[1]))
         a = arguments.rows_of(x, Axis.ROW, "x")
-        b = arguments.experts_of(w, plan.layout.num_groups)
+        b = arguments.experts_of(w)
         activated = memory.empty((rows, w.shape[0] // spec.expansion), torch.bfloat16, a.device)
         pre = None
         if epilogue.want_pre_activation:
@@ -83,8 +67,9 @@ class CuteDslBackend:
         if rows:
             self._launch_fc1_act(plan, a, b, x.splits, epilogue, pre, activated)
         made = _operand(
-            plan, x.splits, activated, row=True, column=epilogue.want_column, waits=True
-        )
+            plan, x.splits, activated,
+            row=True, column=epilogue.want_column, keep_quantized_for_backward=True,
+        )  # fmt: skip
         return Fc1Result(made, pre)
 
     def _launch_fc1_act(
@@ -100,12 +85,12 @@ class CuteDslBackend:
         spec = plan.problem.activation
         prob, bias = arguments.per_row(epilogue.prob), epilogue.bias
         if plan.call.needs_backward:
-            prepare(plan.problem, _dtype(prob), b.descending)
+            prepare(plan.problem, _dtype(prob), b.reversed_experts)
         if bias is not None:
             bias = arguments.in_pairs(bias, spec.interleave) if spec.is_gated else bias.float()
         launch = launcher_of(
             plan.problem, a.device.index, keys.fc1_act, target_arch(),
-            bias is not None, _dtype(prob), pre is not None, b.descending,
+            bias is not None, _dtype(prob), pre is not None, b.reversed_experts,
         )  # fmt: skip
         launch(
             a, b.values, pre, None, arguments.int32_offsets(splits),
@@ -125,12 +110,11 @@ class CuteDslBackend:
         if kernel not in _GEMMS:
             raise ValueError(f"kernel is {kernel.value}; allowed: fc2_forward, fc1_dgrad")
         op, rows = _GEMMS[kernel], plan.layout.buffer_rows
-        k, n = w.shape if op is Op.FC1_DGRAD else w.shape[::-1]
-        require_shape("a", a.shape, (rows, k))
+        n = w.shape[1 if op is Op.FC1_DGRAD else 0]
         require_shape("out", tuple(out.shape), (rows, n))
         arguments.require_bf16("out", out)
         left = arguments.rows_of(a, Axis.ROW, "a")
-        right = arguments.experts_of(w, plan.layout.num_groups)
+        right = arguments.experts_of(w)
         if not rows:
             return
 
@@ -138,7 +122,7 @@ class CuteDslBackend:
         scale = arguments.per_row(epilogue.bias_scale) if bias is not None else None
         launch = launcher_of(
             plan.problem, left.device.index, keys.gemm, target_arch(),
-            op, bias is not None, _dtype(scale), right.descending,
+            op, bias is not None, _dtype(scale), right.reversed_experts,
         )  # fmt: skip
         target = arguments.addressable(out)
         launch(
@@ -160,31 +144,31 @@ class CuteDslBackend:
     ) -> DactResult:
         """Compute the gradient of FC1's output from ``dy W2`` and the pre-activation."""
         spec, rows, n = plan.problem.activation, plan.layout.buffer_rows, w.shape[1]
-        require_shape("dy", dy.shape, (rows, w.shape[0]))
         require_shape("pre_activation", tuple(pre_activation.shape), (rows, n * spec.expansion))
         arguments.require_bf16("pre_activation", pre_activation)
         if epilogue.want_activated and spec.is_gated:
             raise ValueError(f"want_activated is set; {spec.kind.value} does not recompute it")
         a = arguments.rows_of(dy, Axis.ROW, "dy")
-        b = arguments.experts_of(w, plan.layout.num_groups)
+        b = arguments.experts_of(w)
         prob = arguments.per_row(epilogue.prob)
 
         grad = memory.empty((rows, n * spec.expansion), torch.bfloat16, a.device)
-        made = slots = None
+        made = partials = None
         if epilogue.want_activated:
             made = memory.empty((rows, n), torch.bfloat16, a.device)
         launch = launcher_of(
             plan.problem, a.device.index, keys.dact_dgrad, target_arch(),
-            _dtype(prob), epilogue.want_dprob, made is not None, b.descending,
+            _dtype(prob), epilogue.want_dprob, made is not None, b.reversed_experts,
         )  # fmt: skip
         if epilogue.want_dprob:
-            slots = memory.empty((-(-n // launch.tile.n), rows), torch.float32, a.device).t()
+            partials = memory.empty((-(-n // launch.tile.n), rows), torch.float32, a.device).t()
         if rows:
             launch(
                 a, b.values, grad, arguments.addressable(pre_activation),
-                arguments.int32_offsets(dy.splits), prob=prob, slots=slots, activated=made,
+                arguments.int32_offsets(dy.splits),
+                prob=prob, row_partials=partials, activated=made,
             )  # fmt: skip
-        return _finished(plan, dy.splits, grad, slots, made, epilogue)
+        return _finished(plan, dy.splits, grad, partials, made, epilogue)
 
     def wgrad(
         self, plan: Plan, kernel: Kernel, x: GroupedOperand, dy: GroupedOperand, target: WgradTarget
@@ -193,7 +177,8 @@ class CuteDslBackend:
         if kernel not in _WGRADS:
             raise ValueError(f"kernel is {kernel.value}; allowed: fc1_wgrad, fc2_wgrad")
         op, shape = _WGRADS[kernel], (dy.shape[1], x.shape[1])
-        (d, descending), members = arguments.target_of(target, plan.layout.num_groups, shape)
+        experts, members = arguments.target_of(target, plan.layout.num_groups, shape)
+        d = experts.values
         left = arguments.rows_of(dy, Axis.COLUMN, "dy")
         right = arguments.rows_of(x, Axis.COLUMN, "x")
         out, adds = _dtype(d), arguments.kernel_adds(target, members)
@@ -201,7 +186,7 @@ class CuteDslBackend:
         if plan.layout.buffer_rows:
             launch = launcher_of(
                 plan.problem, left.device.index, keys.wgrad, target_arch(),
-                op, out, adds, descending,
+                op, out, adds, experts.reversed_experts,
             )  # fmt: skip
             launch(left.t(), right.t(), d, d if adds else None, arguments.int32_offsets(dy.splits))
         elif not adds:
@@ -214,51 +199,41 @@ def _finished(
     plan: Plan,
     splits: Splits,
     grad: torch.Tensor,
-    slots: torch.Tensor | None,
+    partials: torch.Tensor | None,
     made: torch.Tensor | None,
     epilogue: DactEpilogue,
 ) -> DactResult:
-    """Join the partial sums of `dact_dgrad`, and make its operands."""
+    """Reduce the row partials of `dact_dgrad`, and make its operands."""
     problem = plan.problem
     spec = problem.activation
     dprob = bias_grad = None
-    if slots is not None:
+    if partials is not None:
         rows = plan.layout.buffer_rows
-        dprob = finish_rows(slots, splits.ends) if rows else slots.new_zeros(0)
+        dprob = reduce_row_partials(partials, splits.ends) if rows else partials.new_zeros(0)
     if epilogue.want_bias_grad:
-        from te_grouped_mlp.op.backends.cutedsl import reductions
-
-        bias_grad = reductions.column_sums(grad, None, splits.ends)
+        bias_grad = group_reductions.column_sums(grad, splits.sizes, group_end_offsets=splits.ends)
         if spec.is_gated:
             bias_grad = arguments.out_of_pairs(bias_grad, spec.interleave)
     activated = None
     if made is not None:
-        waits = problem.fc2.delay_wgrad
-        activated = _operand(plan, splits, made, row=False, column=True, waits=waits)
+        activated = _operand(
+            plan, splits, made,
+            row=False, column=True, keep_quantized_for_backward=problem.fc2.delay_wgrad,
+        )  # fmt: skip
     result = _operand(
         plan, splits, grad,
-        row=plan.call.wants(Output.DX), column=epilogue.want_column,
-        waits=problem.fc1.delay_wgrad, paired=spec.is_gated,
+        row=Output.DX in plan.call.wanted, column=epilogue.want_column,
+        keep_quantized_for_backward=problem.fc1.delay_wgrad, paired=spec.is_gated,
     )  # fmt: skip
     return DactResult(result, dprob, bias_grad, activated)
 
 
-def _operand(
-    plan: Plan,
-    splits: Splits,
-    values: torch.Tensor,
-    *,
-    row: bool,
-    column: bool,
-    waits: bool,
-    paired: bool = False,
-) -> GroupedOperand:
-    """Make what a kernel stored an operand: as it is, or quantized (see `exact_tokens.operand`)."""
+def _operand(plan: Plan, splits: Splits, values: torch.Tensor, **usages: bool) -> GroupedOperand:
+    """Make what a kernel stored an operand: as it is, or quantized (see `dequantized_tokens`)."""
     if plan.reads_values:
         return dequantized_tokens.operand(
-            values, plan, splits,
-            row=row, column=column, waits=waits, paired=paired, nan_in_scale=True, consumes=True,
-        )  # fmt: skip
+            values, plan, splits, nan_in_scale=True, consumes=True, **usages
+        )
     shape = (values.shape[0], values.shape[1])
     return GroupedOperand(plan.call.format, shape, plan.layout, splits, plain=values)
 

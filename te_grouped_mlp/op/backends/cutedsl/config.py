@@ -24,11 +24,11 @@ class Op(Enum):
     DACT_DGRAD = "dact_dgrad"
     FC1_WGRAD = "fc1_wgrad"
     FC2_WGRAD = "fc2_wgrad"
-    FINISH_ROWS = "finish_rows"
+    REDUCE_ROW_PARTIALS = "reduce_row_partials"
     ZERO_TAIL = "zero_tail"
 
 
-ROW_OPS = (Op.FINISH_ROWS, Op.ZERO_TAIL)
+ROW_OPS = (Op.REDUCE_ROW_PARTIALS, Op.ZERO_TAIL)
 """Kernels over rows; they have no tile."""
 
 

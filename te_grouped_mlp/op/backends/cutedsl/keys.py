@@ -31,7 +31,7 @@ class KernelKey:
         accumulate: A weight gradient is added to.
         odd: FC2's input and the gradient of FC1's output are stored rounded to odd, since they are
             quantized next.
-        descending: The experts' matrices, read or written, lie in memory with the last one first.
+        reversed_experts: The experts' matrices, read or written, lie with the last one first.
     """
 
     op: Op
@@ -46,7 +46,7 @@ class KernelKey:
     out: DType = DType.BFLOAT16
     accumulate: bool = False
     odd: bool = False
-    descending: bool = False
+    reversed_experts: bool = False
 
 
 def fc1_act(
@@ -55,7 +55,7 @@ def fc1_act(
     bias: bool,
     scale: DType | None,
     pre: bool,
-    descending: bool = False,
+    reversed_experts: bool = False,
 ) -> KernelKey:
     """Return the key of FC1's product; `pre`: the pre-activation is stored."""
     n, k = problem.fc1.out_features, problem.fc1.in_features
@@ -63,7 +63,7 @@ def fc1_act(
     return KernelKey(
         Op.FC1_ACT, arch, tile, _reduced(problem.activation),
         bias=bias, scale=scale, pre_activation=pre, odd=_requantizes(problem),
-        descending=descending,
+        reversed_experts=reversed_experts,
     )  # fmt: skip
 
 
@@ -73,7 +73,7 @@ def gemm(
     op: Op,
     bias: bool = False,
     scale: DType | None = None,
-    descending: bool = False,
+    reversed_experts: bool = False,
 ) -> KernelKey:
     """Return the key of FC2_FORWARD or FC1_DGRAD."""
     if op is Op.FC2_FORWARD:
@@ -82,7 +82,9 @@ def gemm(
         n, k = problem.fc1.in_features, problem.fc1.out_features
         order = _order(problem.activation)
     tile = choose(op, arch, n=n, k=k, bias=bias)
-    return KernelKey(op, arch, tile, order, bias=bias, scale=scale, descending=descending)
+    return KernelKey(
+        op, arch, tile, order, bias=bias, scale=scale, reversed_experts=reversed_experts
+    )
 
 
 def dact_dgrad(
@@ -91,7 +93,7 @@ def dact_dgrad(
     scale: DType | None,
     dprob: bool,
     activated: bool,
-    descending: bool = False,
+    reversed_experts: bool = False,
 ) -> KernelKey:
     """Return the key of FC2's data gradient; `activated`: FC2's input is made anew."""
     n, k = problem.fc2.in_features, problem.fc2.out_features
@@ -99,18 +101,25 @@ def dact_dgrad(
     return KernelKey(
         Op.DACT_DGRAD, arch, tile, _reduced(problem.activation),
         scale=scale, dprob=dprob, activated=activated, odd=_requantizes(problem),
-        descending=descending,
+        reversed_experts=reversed_experts,
     )  # fmt: skip
 
 
 def wgrad(
-    problem: Problem, arch: int, op: Op, out: DType, accumulate: bool, descending: bool = False
+    problem: Problem,
+    arch: int,
+    op: Op,
+    out: DType,
+    accumulate: bool,
+    reversed_experts: bool = False,
 ) -> KernelKey:
     """Return the key of a weight gradient."""
     linear = problem.fc1 if op is Op.FC1_WGRAD else problem.fc2
     order = _order(problem.activation) if op is Op.FC1_WGRAD else None
     tile = choose(op, arch, n=linear.in_features, k=0)
-    return KernelKey(op, arch, tile, order, out=out, accumulate=accumulate, descending=descending)
+    return KernelKey(
+        op, arch, tile, order, out=out, accumulate=accumulate, reversed_experts=reversed_experts
+    )
 
 
 def of_problem(
@@ -120,7 +129,7 @@ def of_problem(
     prob: DType | None = DType.FLOAT32,
     grad: DType = DType.FLOAT32,
     accumulate: bool = True,
-    descending: bool = False,
+    reversed_experts: bool = False,
 ) -> tuple[KernelKey, ...]:
     """Return every key that training with a problem needs, for compiling ahead.
 
@@ -130,18 +139,18 @@ def of_problem(
         prob: Type of the probabilities, None without any.
         grad: Type of the weight gradients.
         accumulate: Whether weight gradients are added to.
-        descending: Whether weights and their gradients lie with the last expert first.
+        reversed_experts: Whether weights and their gradients lie with the last expert first.
     """
     fc1, fc2 = problem.fc1, problem.fc2
     scale = prob if fc2.has_bias and fc2.scale_bias else None
     anew = problem.activation.recomputes_input
     return (
-        fc1_act(problem, arch, fc1.has_bias, prob, True, descending),
-        gemm(problem, arch, Op.FC2_FORWARD, fc2.has_bias, scale, descending),
-        dact_dgrad(problem, arch, prob, prob is not None, anew, descending),
-        wgrad(problem, arch, Op.FC2_WGRAD, grad, accumulate, descending),
-        gemm(problem, arch, Op.FC1_DGRAD, descending=descending),
-        wgrad(problem, arch, Op.FC1_WGRAD, grad, accumulate, descending),
+        fc1_act(problem, arch, fc1.has_bias, prob, True, reversed_experts),
+        gemm(problem, arch, Op.FC2_FORWARD, fc2.has_bias, scale, reversed_experts),
+        dact_dgrad(problem, arch, prob, prob is not None, anew, reversed_experts),
+        wgrad(problem, arch, Op.FC2_WGRAD, grad, accumulate, reversed_experts),
+        gemm(problem, arch, Op.FC1_DGRAD, reversed_experts=reversed_experts),
+        wgrad(problem, arch, Op.FC1_WGRAD, grad, accumulate, reversed_experts),
         *(KernelKey(op, arch) for op in ROW_OPS),
     )
 

@@ -22,7 +22,7 @@ EPILOGUES = {
     Op.FC1_ACT: ("activated", "bias", "prob"),
     Op.FC2_FORWARD: ("bias", "bias_scale"),
     Op.FC1_DGRAD: ("bias", "bias_scale"),
-    Op.DACT_DGRAD: ("prob", "slots", "activated"),
+    Op.DACT_DGRAD: ("prob", "row_partials", "activated"),
     Op.FC1_WGRAD: ("unused",),
     Op.FC2_WGRAD: ("unused",),
 }
@@ -107,7 +107,7 @@ def launcher_of(
     return found[1]
 
 
-def prepare(problem: Problem, prob: DType | None, descending: bool = False) -> None:
+def prepare(problem: Problem, prob: DType | None, reversed_experts: bool = False) -> None:
     """Compile, side by side, what a training step of `problem` will need; once per problem.
 
     The types of weight gradients are a guess (fp32 where there is a `main_grad`, for both ways to
@@ -126,30 +126,37 @@ def prepare(problem: Problem, prob: DType | None, descending: bool = False) -> N
         key
         for accumulate in ((True, False) if main_grad else (False,))
         for key in keys.of_problem(
-            problem, arch, prob=prob, grad=grad, accumulate=accumulate, descending=descending
+            problem,
+            arch,
+            prob=prob,
+            grad=grad,
+            accumulate=accumulate,
+            reversed_experts=reversed_experts,
         )
     ]
     kernels.compile_ahead(wanted)
 
 
-def finish_rows(slots: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Add the slots of every row in order.
+def reduce_row_partials(
+    row_partials: torch.Tensor, group_end_offsets: torch.Tensor
+) -> torch.Tensor:
+    """Add the partial sums of every row in order.
 
     Args:
-        slots: (rows, n_slots) fp32, strides (1, rows).
-        ends: int32 (G,), inclusive prefix sums of the experts' rows.
+        row_partials: (rows, n_partials) fp32, strides (1, rows).
+        group_end_offsets: int32 (G,), inclusive prefix sums of the experts' rows.
 
     Returns:
         fp32 (rows,), new; zero past the live rows.
     """
-    out = memory.empty((slots.shape[0],), torch.float32, slots.device)
-    _row_kernel(Op.FINISH_ROWS)(slots, ends, out)
+    out = memory.empty((row_partials.shape[0],), torch.float32, row_partials.device)
+    _row_kernel(Op.REDUCE_ROW_PARTIALS)(row_partials, group_end_offsets, out)
     return out
 
 
-def zero_tail(out: torch.Tensor, ends: torch.Tensor) -> None:
+def zero_tail(out: torch.Tensor, group_end_offsets: torch.Tensor) -> None:
     """Write zeros to the rows of `out` (rows, N) bf16, row-major, N even, past the live ones."""
-    _row_kernel(Op.ZERO_TAIL)(out, ends)
+    _row_kernel(Op.ZERO_TAIL)(out, group_end_offsets)
 
 
 @functools.cache

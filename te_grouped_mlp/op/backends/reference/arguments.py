@@ -10,12 +10,12 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from te_grouped_mlp import _C
+from te_grouped_mlp.op.extension import _C
 from te_grouped_mlp.op.formats import DType, Format
 from te_grouped_mlp.op.layout import GroupLayout, RowExtent
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.tensors import memory
-from te_grouped_mlp.op.tensors.capacity import Span, span
+from te_grouped_mlp.op.tensors.capacity import Span, source_code, span
 from te_grouped_mlp.op.tensors.operands import (
     Axis,
     GroupedOperand,
@@ -32,7 +32,6 @@ from te_grouped_mlp.op.tensors.scale_layout import (
 
 T = TypeVar("T")
 
-_F32, _F64 = 0, 3
 _ELEMENTS = {DType.E4M3: 0, DType.E5M2: 1}
 _AXES = {Axis.ROW: 0, Axis.COLUMN: 1}
 _DECIDE_THREADS = 0
@@ -129,7 +128,7 @@ def read_weight(w: WeightOperand, axis: Axis, group: int, name: str) -> torch.Te
         ValueError: The operand was quantized along the other axis.
     """
     if not w.format.is_block_scaled:
-        return w.plain[group].double()
+        return w.data[group].double()
     if w.axis is not axis:
         raise ValueError(f"{name} is quantized along {w.axis.value}; needed: {axis.value}")
     copy = QuantizedCopy(w.data[group], w.scale[group], w.axis, w.swizzled)
@@ -179,20 +178,9 @@ def write(operand: GroupedOperand, values: torch.Tensor, segment: Segment) -> No
     # One call per segment, dense: the segment is then the matrix that the scale layout spans. NaN
     # reaches the scale byte, as in the kernels' epilogues.
     _C.mxfp8_quantize(
-        span(values), _F32, segment.rows, cols, values.stride(0),
+        span(values), source_code(values.dtype), segment.rows, cols, values.stride(0),
         *row, *column, element, True, None, 0, False, True, _DECIDE_THREADS,
     )  # fmt: skip
-
-
-def column_sums(values: torch.Tensor) -> torch.Tensor:
-    """Return the fixed-order fp32 sums (cols,) of fp32 values (rows, cols); rows may be 0."""
-    rows, cols = values.shape
-    out = torch.zeros(cols, dtype=torch.float32)
-    if rows:
-        _C.column_sums(
-            span(values), _F32, rows, cols, values.stride(0), None, 0, span(out), _DECIDE_THREADS,
-        )  # fmt: skip
-    return out
 
 
 def moved(value: T, device: torch.device) -> T:
@@ -230,8 +218,8 @@ def _dequantize(copy: QuantizedCopy, fmt: Format, cols: int, segment: Segment) -
         data, scale = _spans(copy, fmt, cols, segment.start)
         element, axis = _ELEMENTS[fmt.element], _AXES[copy.axis]  # type: ignore[index]
         _C.mxfp8_dequantize(
-            data, scale, element, axis, copy.swizzled, segment.rows, cols, span(out), _F64,
-            None, 0, _DECIDE_THREADS,
+            data, scale, element, axis, copy.swizzled, segment.rows, cols, span(out),
+            source_code(out.dtype), None, 0, _DECIDE_THREADS,
         )  # fmt: skip
     return out
 

@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from te_grouped_mlp.op.activations import wrappers
 from te_grouped_mlp.op.environment import Environment
 from te_grouped_mlp.op.fit import INTERLEAVE, feature_refusals
-from te_grouped_mlp.op.formats import MAX_QUANTIZED_GROUPS, MXFP8, UNQUANTIZED, DType
+from te_grouped_mlp.op.formats import MAX_QUANTIZED_GROUPS, DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
 from te_grouped_mlp.op.packages import RUNTIME_OFFSETS, Absent
-from te_grouped_mlp.op.plan import Reason, Reject
+from te_grouped_mlp.op.plan import Plan, Reason, Reject, planned
 from te_grouped_mlp.op.problem import Call, Problem, RecipeKind, TensorKind
 
 NAME = "reference"
 
-_FORMATS = {RecipeKind.MXFP8: MXFP8, RecipeKind.NONE: UNQUANTIZED}
+_RECIPES = (RecipeKind.MXFP8, RecipeKind.NONE)
 _DTYPES = (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32)
 
 _PACKED = frozenset({RowExtent.PACKED})
@@ -51,14 +51,24 @@ def plan_launches(problem: Problem, call: Call, env: Environment) -> tuple[Launc
     return found if found is not None else tuple(_launches(problem, call, env))
 
 
+def plan(problem: Problem, call: Call, env: Environment) -> Plan | Reject:
+    """Plan a call, or say why it is refused; arguments as of `plan_launches`.
+
+    Alone among the backends this one honours the forced faulty layout.
+    """
+    launches = plan_launches(problem, call, env)
+    dense = env.single_group_is_always_dense
+    return planned(NAME, problem, call, launches, single_group_is_always_dense=dense)
+
+
 def _problem_refusals(problem: Problem, env: Environment) -> Iterator[Reject]:
     yield from _device_refusals(problem, env)
-    fmt = _FORMATS.get(problem.recipe)
-    if fmt is None:
-        allowed = ", ".join(recipe.value for recipe in _FORMATS)
+    if problem.recipe not in _RECIPES:
+        allowed = ", ".join(recipe.value for recipe in _RECIPES)
         detail = problem.recipe_detail or problem.recipe.value
         yield Reject(Reason.RECIPE, f"recipe is {detail}; allowed: {allowed}")
         return
+    fmt = problem.format
     if fmt.is_block_scaled and problem.recipe_detail:
         yield Reject(Reason.GRADIENT_FORMAT, f"{problem.recipe_detail}; allowed: E4M3 throughout")
     if problem.dtype not in _DTYPES:
@@ -78,6 +88,8 @@ def _is_2_19(env: Environment) -> bool:
 
 
 def _device_refusals(problem: Problem, env: Environment) -> Iterator[Reject]:
+    if isinstance(env.extension, Absent):
+        yield Reject(Reason.EXTENSION, env.extension.cause)
     named = env.switches.backend == NAME
     if problem.device == "cuda" and not named:
         yield Reject(Reason.NOT_NAMED, f"device is cuda; {NAME} takes cpu tensors unless named")
@@ -88,7 +100,7 @@ def _device_refusals(problem: Problem, env: Environment) -> Iterator[Reject]:
 
 
 def _call_refusals(problem: Problem, call: Call) -> Iterator[Reject]:
-    fmt = _FORMATS[problem.recipe]
+    fmt = problem.format
     if call.format != fmt:
         yield Reject(
             Reason.RECIPE,

@@ -16,8 +16,6 @@ from te_grouped_mlp.op.te import adapter, quantizers
 from te_grouped_mlp.op.te.probes import determinism_requested
 from te_grouped_mlp.op.tensors import checks
 
-NAME = "upstream"
-
 _CLASSES = {True: "GroupedMLP_CuTeGEMMGLU", False: "GroupedMLP_CuTeGEMMUnary"}
 _FUSIONS = ("fuse_glu_ops", "fuse_ops", "fuse_unary_activation_ops", "fuse_srelu_ops")
 """The functions that fuse, by the names of the versions that have them."""
@@ -46,7 +44,7 @@ def fuse(triple: tuple[Any, ...], recipe: Any, switches: Switches) -> Any | Reje
         return refusal
     if not any(getattr(module, name).is_supported() for name in _CLASSES.values()):
         return Reject(Reason.PACKAGE, "upstream's is_supported() is False on this machine")
-    named = switches.backend == NAME
+    named = switches.backend == capability.NAME
     if not named:
         refusal = _fault(triple, recipe, module, switches)
         if refusal is not None:

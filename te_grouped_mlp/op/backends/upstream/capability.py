@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from te_grouped_mlp.op.activations import Activation
-from te_grouped_mlp.op.environment import FULL_ROWS_SWITCH
+from te_grouped_mlp.op.activations import Activation, wrappers
+from te_grouped_mlp.op.environment import FULL_ROWS_SWITCH, Environment
 from te_grouped_mlp.op.layout import is_single_group
+from te_grouped_mlp.op.packages import RUNTIME_OFFSETS, Absent
 from te_grouped_mlp.op.plan import Reason, Reject
-from te_grouped_mlp.op.problem import LinearSpec, RecipeKind
+from te_grouped_mlp.op.problem import LinearSpec, Problem, RecipeKind
+
+NAME = "upstream"
 
 OWN_CHECK = "_deterministic_algorithms_required"
 """The function of upstream's module by which it refuses what it cannot do deterministically.
@@ -134,3 +137,66 @@ def determinism_refusal(
             "a unit activation scale has none; take the bias off FC1",
         )
     return None
+
+
+# What a machine's record says of upstream's op, for a step that nobody has built ------------------
+
+
+def refusal(problem: Problem, env: Environment, *, deterministic: bool) -> Reject | None:
+    """Return why upstream's op would not take a step, by its published conditions, or None."""
+    return next(_refusals(problem, env, deterministic), None)
+
+
+def is_dense(problem: Problem, env: Environment) -> bool:
+    """Whether it would handle the rows as one dense matrix."""
+    return is_laid_out_densely(
+        problem.num_groups,
+        takes_offsets=problem.activation.is_gated and env.wrapper_takes("glu", RUNTIME_OFFSETS),
+        has_own_check=not _is_2_19(env),
+    )
+
+
+def determinism_gap(problem: Problem, env: Environment) -> Reject | None:
+    """Say why the backward of a step that it took raises under a demand for determinism."""
+    gated, scaled = problem.activation.is_gated, problem.fc2.scale_bias
+    if not gated and not scaled and env.wrapper_takes("dsrelu", "deterministic"):
+        return None
+    detail = "its backward raises for every gated activation and for a scaled FC2 bias"
+    return Reject(Reason.NOT_DETERMINISTIC, detail)
+
+
+def _refusals(problem: Problem, env: Environment, deterministic: bool) -> Iterator[Reject]:
+    te = env.versions["transformer_engine"]
+    if isinstance(te, Absent):
+        yield Reject(Reason.PACKAGE, te.cause)
+    if env.standalone:
+        yield Reject(Reason.PACKAGE, "Transformer Engine's extension is not installed")
+    if isinstance(env.sm, Absent):
+        yield Reject(Reason.ARCHITECTURE, f"{env.sm.cause}; allowed: 10.x")
+    elif env.sm[0] != 10:
+        yield Reject(Reason.ARCHITECTURE, f"it is {env.sm[0]}.{env.sm[1]}; allowed: 10.x")
+    if isinstance(env.wrappers, Absent):
+        yield Reject(Reason.PACKAGE, env.wrappers.cause)
+    if problem.recipe is RecipeKind.NONE:
+        yield Reject(Reason.RECIPE, "there is no recipe; allowed: mxfp8, nvfp4")
+    kind = problem.activation.kind
+    row = kind.row
+    if _is_2_19(env) and row.since != "2.19":
+        yield Reject(Reason.OPTION, f"Transformer Engine {te} has no {row.te_class}")
+    wrapper = wrappers(row.is_gated)[0]
+    # It asks about the arguments of some activations; of the others it leaves them out.
+    for argument in (name for each in row.parameters if row.probes for name in each.frontend):
+        if not env.wrapper_takes(wrapper, argument):
+            yield Reject(Reason.WRAPPER, f"{wrapper} has no argument {argument}")
+    own_check = not _is_2_19(env)
+    weak = determinism_refusal(kind.value, requested=deterministic, has_own_check=own_check)
+    if weak is not None:
+        yield weak
+    if env.switches.backend != NAME:
+        step = Step(problem.recipe, "", problem.num_groups, problem.fc1, problem.fc2, kind)
+        dense, full_rows = is_dense(problem, env), env.switches.full_rows
+        yield from faults(step, dense=dense, full_rows=full_rows)
+
+
+def _is_2_19(env: Environment) -> bool:
+    return str(env.versions["transformer_engine"]).startswith("2.19.")

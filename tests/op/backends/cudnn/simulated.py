@@ -2,36 +2,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backend on a CPU, over stand-ins of the wrappers; whole steps through it and the reference.
 
-What makes it possible is a subclass that says so: no switch of a user lets the backend take CPU
-tensors.
+What makes it possible is another `Host`: no switch of a user lets the backend take CPU tensors.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from te_grouped_mlp.op import environment, packages, selection
-from te_grouped_mlp.op.backends.cudnn import signatures
+from te_grouped_mlp.op import environment, packages
+from te_grouped_mlp.op.backends.cudnn import capability, signatures
 from te_grouped_mlp.op.backends.cudnn.backend import CudnnBackend
-from te_grouped_mlp.op.backends.cudnn.capability import Host
-from tests.support import frontend_stand_in, step
+from tests.op.backends.cudnn.launch_cases import HOST
+from tests.support import backends, frontend_stand_in, step
 from tests.support.frontend_signatures import WRAPPERS as ALL_WRAPPERS
 from tests.support.frontend_stand_in import StandIn
 from tests.support.step import StepCase
 
 SM = (10, 0)
-SIMULATED = Host(device="cpu", standalone=True)
 
 
-class SimulatedBackend(CudnnBackend):
-    """The backend, allowed on CPU tensors."""
+class _Simulated:
+    """What the backend says of itself where it is allowed on CPU tensors."""
 
-    host = SIMULATED
+    refusal = staticmethod(functools.partial(capability.refusal, host=HOST))
+    plan = staticmethod(functools.partial(capability.plan, host=HOST))
 
 
 def wrappers_of(stand_in: StandIn) -> dict[str, frozenset[str]]:
@@ -58,9 +58,7 @@ def simulation(
     stand_in = frontend_stand_in.build(version, **options)
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "cudnn", stand_in.module)
-        modules = {**selection._MODULES, "cudnn": (__name__, SimulatedBackend.__name__)}
-        patch.setattr(selection, "_MODULES", modules)
-        patch.setattr(selection, "NAMES", (*modules, selection.UPSTREAM))
+        backends.install(patch, capability.NAME, CudnnBackend(), _Simulated)
         _forget()
         try:
             with environment.override(sm=SM, wrappers=wrappers_of(stand_in)):
@@ -70,7 +68,7 @@ def simulation(
 
 
 def _forget() -> None:
-    for cached in (signatures.wrapper, signatures.takes, selection.backend):
+    for cached in (signatures.wrapper, signatures.takes):
         cached.cache_clear()
 
 

@@ -41,8 +41,8 @@ def token_views(cols: int) -> views.Tokens:
     return views.tokens("a", operands.copy(ROWS, cols, Axis.ROW), (ROWS, cols), ends)
 
 
-def experts(out: int, width: int, axis: Axis, *, stacked: bool) -> views.Experts:
-    return views.experts(operands.weights(GROUPS, out, width, axis, stacked=stacked, swizzled=True))
+def experts(out: int, width: int, axis: Axis, *, stacked: bool) -> views.WeightArguments:
+    return views.weights(operands.weights(GROUPS, out, width, axis, stacked=stacked, swizzled=True))
 
 
 def build(
@@ -176,7 +176,7 @@ def test_tokens_share_the_operands_memory() -> None:
 def test_weights_point_at_the_members(stacked: bool, axis: Axis, swizzled: bool) -> None:
     out, width = 256, 192
     w = operands.weights(3, out, width, axis, stacked=stacked, swizzled=swizzled)
-    found = views.experts(w)
+    found = views.weights(w)
     n, k = (out, width) if axis is Axis.ROW else (width, out)
     assert (found.n, found.major) == (n, "k" if axis is Axis.ROW else "n")
     assert (found.stacked is None, found.tables is None) == (not stacked, stacked)

@@ -7,14 +7,12 @@ What no other test can show: the kernels' numbers. `docs/blackwell.md` says how 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from te_grouped_mlp.op import environment, selection
-from te_grouped_mlp.op.backends.cudnn.backend import CudnnBackend
+from te_grouped_mlp.op import environment
 from tests.support import step
 from tests.support.step import StepCase
 
@@ -33,16 +31,9 @@ AGREEMENT = 0.02
 
 
 @pytest.fixture
-def _named(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Name the backend, whether or not it is among those that are asked by themselves."""
-    where = (CudnnBackend.__module__, CudnnBackend.__name__)
-    modules = {**selection._MODULES, "cudnn": where}
-    monkeypatch.setattr(selection, "_MODULES", modules)
-    monkeypatch.setattr(selection, "NAMES", (*modules, selection.UPSTREAM))
+def _named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name the backend."""
     monkeypatch.setenv("NVTE_GROUPED_MLP_BACKEND", "cudnn")
-    selection.backend.cache_clear()
-    yield
-    selection.backend.cache_clear()
 
 
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:

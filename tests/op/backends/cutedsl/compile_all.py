@@ -38,14 +38,14 @@ def wanted(arch: int) -> dict[str, KernelKey]:
     mxfp8 = dataclasses.replace(swiglu, recipe=RecipeKind.MXFP8)
     quantized = keys.of_problem(mxfp8, arch)
     long = dataclasses.replace(swiglu, fc1=LinearSpec(7168, 1536), fc2=LinearSpec(768, 7168))
-    descending = {
-        f"{key.op.value} descending": dataclasses.replace(key, descending=True)
+    reversed_experts = {
+        f"{key.op.value} descending": dataclasses.replace(key, reversed_experts=True)
         for key in found.values()
         if key.tile is not None
     }
     return {
         **found,
-        **descending,
+        **reversed_experts,
         "fc1_act long": keys.of_problem(long, arch)[0],
         "fc1_act bias": bias[0],
         "fc2_forward scaled bias": bias[1],

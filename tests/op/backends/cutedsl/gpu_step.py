@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from te_grouped_mlp.op.backends.base import DactEpilogue, Fc1Epilogue, GemmEpilogue
+from te_grouped_mlp.op.backends.cutedsl import capability
 from te_grouped_mlp.op.backends.cutedsl.backend import CuteDslBackend
 from te_grouped_mlp.op.environment import Environment, Switches
 from te_grouped_mlp.op.formats import UNQUANTIZED
@@ -63,7 +64,7 @@ def plan_of(case: Case) -> Plan:
         deterministic=True,
         format=UNQUANTIZED,
     )
-    plan = BACKEND.plan(problem_of(case), call, HOPPER)
+    plan = capability.plan(problem_of(case), call, HOPPER)
     assert isinstance(plan, Plan), plan
     return plan
 
@@ -141,17 +142,17 @@ def state_of(case: Case, *, discrete: bool = False, tail: float = float("nan")) 
     )
 
 
-def laid(values: torch.Tensor, *, descending: bool, gap: int = 0) -> tuple[torch.Tensor, ...]:
+def laid(values: torch.Tensor, *, reversed_experts: bool, gap: int = 0) -> tuple[torch.Tensor, ...]:
     """Copy the matrices of a (G, rows, cols) tensor into one buffer; return one view per expert.
 
     Args:
         values: The matrices.
-        descending: The last expert's comes first in memory.
+        reversed_experts: The last expert's comes first in memory.
         gap: Elements between two matrices, which hold NaN.
     """
     groups, (rows, cols) = len(values), values.shape[1:]
     buffer = torch.full((groups, rows * cols + gap), float("nan")).to(values)
-    places = range(groups)[::-1] if descending else range(groups)
+    places = range(groups)[::-1] if reversed_experts else range(groups)
     members = tuple(buffer[place, : rows * cols].view(rows, cols) for place in places)
     for member, value in zip(members, values, strict=True):
         member.copy_(value)
@@ -159,7 +160,7 @@ def laid(values: torch.Tensor, *, descending: bool, gap: int = 0) -> tuple[torch
 
 
 def run(
-    case: Case, state: State, *, discrete_grads: bool = False, descending: bool | None = None
+    case: Case, state: State, *, discrete_grads: bool = False, reversed_experts: bool | None = None
 ) -> dict[str, Any]:
     """Run one step; every output by name, on the GPU.
 
@@ -167,7 +168,7 @@ def run(
         case: The step.
         state: Its inputs.
         discrete_grads: The weight gradients go to tensors of their own.
-        descending: They go to one buffer, in this order; None for one tensor.
+        reversed_experts: They go to one buffer, in this order; None for one tensor.
     """
     plan, recompute = state.plan, case.activation.recomputes_input
     want_column = not recompute
@@ -197,8 +198,8 @@ def run(
         out: Any = main.clone()
         if discrete_grads:
             out = tuple(member.clone() for member in reversed(out.unbind(0)))[::-1]
-        elif descending is not None:
-            out = laid(main, descending=descending)
+        elif reversed_experts is not None:
+            out = laid(main, reversed_experts=reversed_experts)
         BACKEND.wgrad(plan, kernel, x, dy, WgradTarget(out, case.accumulate))
         grads.append(out if isinstance(out, torch.Tensor) else torch.stack(out))
     return {

@@ -99,7 +99,7 @@ def test_nothing_that_chooses_or_keys_a_kernel_knows_a_token_count():
         assert names.isdisjoint({"rows", "tokens", "call", "splits", "plan"})
     assert {field.name for field in dataclasses.fields(keys.KernelKey)} == {
         "op", "arch", "tile", "spec", "bias", "scale", "pre_activation", "dprob", "activated",
-        "out", "accumulate", "odd", "descending",
+        "out", "accumulate", "odd", "reversed_experts",
     }  # fmt: skip
 
 
@@ -141,15 +141,17 @@ def test_training_needs_each_kernel_once(name):
 
 def test_the_order_in_memory_changes_nothing_else_of_a_kernel():
     up = keys.of_problem(problem_of(ACTIVATIONS["swiglu"], bias=True), 9)
-    down = keys.of_problem(problem_of(ACTIVATIONS["swiglu"], bias=True), 9, descending=True)
-    assert [key.op for key in up if key.descending] == []
-    assert [key.op for key in down if not key.descending] == list(config.ROW_OPS)
-    assert [dataclasses.replace(key, descending=False) for key in down] == list(up)
+    down = keys.of_problem(problem_of(ACTIVATIONS["swiglu"], bias=True), 9, reversed_experts=True)
+    assert [key.op for key in up if key.reversed_experts] == []
+    assert [key.op for key in down if not key.reversed_experts] == list(config.ROW_OPS)
+    assert [dataclasses.replace(key, reversed_experts=False) for key in down] == list(up)
 
 
-@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("reversed_experts", [False, True])
 @pytest.mark.parametrize("main_grad", [False, True])
-def test_a_first_step_compiles_for_the_order_of_its_weights(monkeypatch, main_grad, descending):
+def test_a_first_step_compiles_for_the_order_of_its_weights(
+    monkeypatch, main_grad, reversed_experts
+):
     wanted = []
     monkeypatch.setattr(launch.kernels, "compile_ahead", wanted.extend)
     monkeypatch.setattr(launch.kernels, "target_arch", lambda: 9)
@@ -157,9 +159,9 @@ def test_a_first_step_compiles_for_the_order_of_its_weights(monkeypatch, main_gr
     problem = dataclasses.replace(
         problem, fc1=dataclasses.replace(problem.fc1, main_grad=main_grad)
     )
-    launch.prepare(problem, DType.FLOAT32, descending)
+    launch.prepare(problem, DType.FLOAT32, reversed_experts)
     assert {key.op for key in wanted} == set(Op)
-    assert {key.descending for key in wanted if key.tile is not None} == {descending}
+    assert {key.reversed_experts for key in wanted if key.tile is not None} == {reversed_experts}
     count = len(wanted)
-    launch.prepare(problem, DType.FLOAT32, descending)
+    launch.prepare(problem, DType.FLOAT32, reversed_experts)
     assert len(wanted) == count

@@ -27,7 +27,7 @@ from te_grouped_mlp.op.backends.cutedsl import disk, library
 from te_grouped_mlp.op.backends.cutedsl.config import Op
 from te_grouped_mlp.op.backends.cutedsl.keys import KernelKey
 
-KEY, OTHER = KernelKey(Op.ZERO_TAIL, 9), KernelKey(Op.FINISH_ROWS, 9)
+KEY, OTHER = KernelKey(Op.ZERO_TAIL, 9), KernelKey(Op.REDUCE_ROW_PARTIALS, 9)
 STRANGER = 65534
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
@@ -381,7 +381,7 @@ def test_a_folder_that_is_a_file(machine: Machine) -> None:
     with pytest.warns(UserWarning, match=rf"{machine.root} is no folder"):
         kernels.kernel(KEY)
     assert kernels.compile_ahead([KEY, OTHER], 2) == 1
-    assert machine.compiled == ["zero_tail", "finish_rows"]
+    assert machine.compiled == ["zero_tail", "reduce_row_partials"]
 
 
 @needs_limits
@@ -435,14 +435,14 @@ def together(function, count: int) -> None:
 def test_ranks_that_start_at_once_compile_each_kernel_once(machine: Machine) -> None:
     machine.seconds = 0.05
     together(lambda: (kernels.kernel(KEY), kernels.kernel(OTHER)), 3)
-    assert sorted(machine.compiled) == ["finish_rows", "zero_tail"]
+    assert sorted(machine.compiled) == ["reduce_row_partials", "zero_tail"]
     assert used_again(machine)
 
 
 def test_ranks_that_compile_ahead_share_the_work(machine: Machine) -> None:
     machine.seconds = 0.05
     together(lambda: kernels._work([KEY, OTHER], kernels.usable_folder()), 3)
-    assert sorted(machine.compiled) == ["finish_rows", "zero_tail"]
+    assert sorted(machine.compiled) == ["reduce_row_partials", "zero_tail"]
 
 
 def test_a_file_system_without_locks_costs_time_only(

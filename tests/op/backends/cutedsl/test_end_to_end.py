@@ -13,7 +13,7 @@ import random
 import pytest
 import torch
 
-from te_grouped_mlp.op import decisions
+from te_grouped_mlp.op import explain
 from te_grouped_mlp.op.backends.cutedsl import arguments, launch
 from te_grouped_mlp.op.backends.cutedsl import compile as kernels
 from tests.op.backends.cutedsl.test_gpu import checksums
@@ -51,7 +51,7 @@ def run(case, model=None, inputs=None):
     inputs = step.make_inputs(case) if inputs is None else inputs
     y = step.run_model(model, case, inputs)
     assert type(step.fused_op(model)).__name__.startswith("GroupedMLP_CuTeGEMM")
-    assert decisions.explain()[-1].path == "cutedsl", decisions.explain()
+    assert explain.explain()[-1].path == "cutedsl", explain.explain()
     return step.collect(case, model, inputs, y)
 
 
@@ -109,20 +109,20 @@ def test_experts_in_a_buffer_are_read_and_written_in_place(weights, grads, monke
     case = ODD.but(grad="fused")
     want = run(case)
     found = []
-    spaced = arguments.evenly_spaced
+    original = arguments.addressable_view
 
-    def watched(members, shape):
-        found.append(spaced(members, shape))
+    def watched(experts):
+        found.append(original(experts))
         return found[-1]
 
-    monkeypatch.setattr(arguments, "evenly_spaced", watched)
+    monkeypatch.setattr(arguments, "addressable_view", watched)
     step.assert_same(
         run(case, in_one_buffer(step.make_model(case), weights=weights, grads=grads)), want
     )
-    # FC1, FC2, and back: FC2 and its gradient, FC1 and its gradient. Weights that ascend are one
-    # tensor to the forward before the kernels are asked.
-    assert [each.descending for each in found].count(True) == 4 * weights + 2 * grads
-    assert [each.descending for each in found].count(False) == 2 * (not weights) + 2 * (not grads)
+    # FC1, FC2, and back: FC2 and its gradient, FC1 and its gradient.
+    assert [each.reversed_experts for each in found] == [
+        *[weights] * 3, grads, weights, grads,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("prob", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -216,12 +216,12 @@ def test_no_split_compiles_anything_after_the_first_call(bias, compilations):
 
 
 def test_a_new_variant_of_a_triton_kernel_is_seen(compilations):
-    from te_grouped_mlp.op.backends.cutedsl import reductions
+    from te_grouped_mlp.op.kernels import group_reductions_kernels
 
     values = torch.ones(32, device="cuda")
     out = torch.empty_like(values)
     # No caller asks for blocks of 32.
-    reductions._join_parts[(1,)](values, out, 32, 1, 32, num_warps=4)
+    group_reductions_kernels._join_parts[(1,)](values, out, 32, 1, 32, num_warps=4)
     assert torch.equal(out, values)
     assert any("_join_parts" in str(each) for each in compilations)
 

@@ -61,27 +61,31 @@ def _compiled():
     wanted = []
     for spec in SPECS.values():
         problem = gpu_step.problem_of(case_of(spec, 3))
-        for descending in ORDERS.values():
+        for reversed_experts in ORDERS.values():
             for accumulate in (False, True):
                 wanted += keys.of_problem(
-                    problem, 9, prob=None, accumulate=accumulate, descending=descending
+                    problem, 9, prob=None, accumulate=accumulate, reversed_experts=reversed_experts
                 )
                 wanted += keys.of_problem(
-                    problem, 9, grad=DType.BFLOAT16, accumulate=accumulate, descending=descending
+                    problem,
+                    9,
+                    grad=DType.BFLOAT16,
+                    accumulate=accumulate,
+                    reversed_experts=reversed_experts,
                 )
-            wanted += keys.of_problem(problem, 9, descending=descending)
+            wanted += keys.of_problem(problem, 9, reversed_experts=reversed_experts)
     compile_ahead(wanted)
 
 
-def numbered(experts, rows, cols, *, descending, gap=64):
+def numbered(experts, rows, cols, *, reversed_experts, gap=64):
     """Weights as an operand; the matrix of expert e holds e + 1."""
     values = torch.arange(1.0, experts + 1, device="cuda").bfloat16()
     values = values[:, None, None].expand(-1, rows, cols)
-    members = gpu_step.laid(values, descending=descending, gap=gap)
-    view = arguments.evenly_spaced(members, (rows, cols))
+    members = gpu_step.laid(values, reversed_experts=reversed_experts, gap=gap)
+    view = arguments.addressable_view(members)
     # Otherwise nothing of this file would reach the kernels that it is about.
     assert view is not None
-    assert view.descending is (descending and experts > 1)
+    assert view.reversed_experts is (reversed_experts and experts > 1)
     return WeightOperand(UNQUANTIZED, (rows, cols), Axis.ROW, members)
 
 
@@ -115,7 +119,7 @@ experts_and_order = pytest.mark.parametrize(
 def test_fc1_act(activation, experts, order):
     case = case_of(SPECS[activation], experts)
     state = gpu_step.state_of(case)
-    w = numbered(experts, case.wide, HIDDEN, descending=ORDERS[order])
+    w = numbered(experts, case.wide, HIDDEN, reversed_experts=ORDERS[order])
     epilogue = Fc1Epilogue(None, state.prob, True, True)
     with memory.hostile(0xFF):
         result = gpu_step.BACKEND.fc1_act(state.plan, one_hot(state, HIDDEN), w, epilogue)
@@ -128,11 +132,11 @@ def test_fc1_act(activation, experts, order):
 def test_gemm(kernel, activation, experts, order):
     case = case_of(SPECS[activation], experts)
     state = gpu_step.state_of(case)
-    descending = ORDERS[order]
+    reversed_experts = ORDERS[order]
     if kernel is Kernel.FC2_FORWARD:
-        w, k = numbered(experts, HIDDEN, FFN, descending=descending), FFN
+        w, k = numbered(experts, HIDDEN, FFN, reversed_experts=reversed_experts), FFN
     else:
-        w, k = numbered(experts, case.wide, HIDDEN, descending=descending), case.wide
+        w, k = numbered(experts, case.wide, HIDDEN, reversed_experts=reversed_experts), case.wide
     out = torch.full((case.rows, HIDDEN), float("nan"), device="cuda").bfloat16()
     gpu_step.BACKEND.gemm(state.plan, kernel, one_hot(state, k), w, out, GemmEpilogue())
     assert_numbers(case, out)
@@ -143,7 +147,7 @@ def test_dact_dgrad_gated(experts, order):
     """With gate 0 and linear 1, silu(0) = 0 and silu'(0) = 1/2: the gate's gradient is g / 2."""
     case = case_of(SPECS["swiglu"], experts)
     state = gpu_step.state_of(case)
-    w = numbered(experts, HIDDEN, FFN, descending=ORDERS[order])
+    w = numbered(experts, HIDDEN, FFN, reversed_experts=ORDERS[order])
     pre = torch.tensor([0.0, 1.0]).repeat(case.rows, FFN).bfloat16().cuda()
     epilogue = DactEpilogue(None, False, False, True)
     with memory.hostile(0xFF):
@@ -157,7 +161,7 @@ def test_dact_dgrad_unary(experts, order):
     """The derivative of the squared ReLU at 1/2 is one; its value there is 1/4."""
     case = case_of(SPECS["srelu"], experts)
     state = gpu_step.state_of(case)
-    w = numbered(experts, HIDDEN, FFN, descending=ORDERS[order])
+    w = numbered(experts, HIDDEN, FFN, reversed_experts=ORDERS[order])
     pre = torch.full((case.rows, FFN), 0.5).bfloat16().cuda()
     ones = torch.ones(case.rows, device="cuda")
     epilogue = DactEpilogue(ones, True, False, True)
@@ -192,10 +196,10 @@ def test_wgrad(kernel, activation, dtype, accumulate, experts, order):
     held = torch.arange(1.0, experts + 1)[:, None, None].expand(-1, rows, cols) * 16
     held = held.to("cuda", dtype) if accumulate else torch.full_like(held, torch.nan).cuda()
     held = held.to(dtype)
-    out = gpu_step.laid(held, descending=ORDERS[order], gap=64)
+    out = gpu_step.laid(held, reversed_experts=ORDERS[order], gap=64)
     target = WgradTarget(out, accumulate)
-    (_, descending), back = arguments.target_of(target, experts, (rows, cols))
-    assert descending is (ORDERS[order] and experts > 1)
+    stack, back = arguments.target_of(target, experts, (rows, cols))
+    assert stack.reversed_experts is (ORDERS[order] and experts > 1)
     assert not back
     gpu_step.BACKEND.wgrad(state.plan, kernel, tokens(right), tokens(left), target)
     for expert, taken in enumerate(case.splits):
@@ -219,12 +223,12 @@ def test_a_step_has_the_same_bits_in_every_order(activation, accumulate, first, 
     want = gpu_step.run(case, state)
 
     def moved(w: WeightOperand, order: str) -> WeightOperand:
-        members = gpu_step.laid(torch.stack(w.data), descending=ORDERS[order])
+        members = gpu_step.laid(torch.stack(w.data), reversed_experts=ORDERS[order])
         return dataclasses.replace(w, data=members)
 
     other = dataclasses.replace(state, w1=moved(state.w1, first), w2=moved(state.w2, second))
     with memory.hostile(0xFF):
-        got = gpu_step.run(case, other, descending=ORDERS[grads])
+        got = gpu_step.run(case, other, reversed_experts=ORDERS[grads])
     for name in ("y", "dx", "dprob"):
         assert torch.equal(got[name][: case.live], want[name][: case.live]), name
     for name in ("dw1", "dw2", "db1"):
@@ -236,12 +240,12 @@ def test_nothing_is_copied(order):
     """A step allocates no tensor as large as the weights."""
     case = case_of(SPECS["swiglu"], 8, hidden=1024, ffn=2048, accumulate=True)
     state = gpu_step.state_of(case)
-    descending = ORDERS[order]
+    reversed_experts = ORDERS[order]
     for name in ("w1", "w2"):
         w = getattr(state, name)
-        members = gpu_step.laid(torch.stack(w.data), descending=descending)
+        members = gpu_step.laid(torch.stack(w.data), reversed_experts=reversed_experts)
         setattr(state, name, dataclasses.replace(w, data=members))
-    out = gpu_step.laid(state.main1, descending=descending)
+    out = gpu_step.laid(state.main1, reversed_experts=reversed_experts)
     x, dy = one_hot(state, case.hidden), one_hot(state, case.wide)
     epilogue = Fc1Epilogue(None, state.prob, True, True)
 

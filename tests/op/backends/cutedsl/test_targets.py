@@ -15,7 +15,6 @@ import torch
 
 from te_grouped_mlp.op.backends.base import GemmEpilogue
 from te_grouped_mlp.op.backends.cutedsl import arguments, backend
-from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.formats import UNQUANTIZED
 from te_grouped_mlp.op.layout import Kernel
 from te_grouped_mlp.op.tensors.gradients import WgradTarget
@@ -66,7 +65,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def operand(features: int, seed: int) -> Any:
-    plan = CASE.plan(ReferenceBackend())
+    plan = CASE.plan()
     generator = torch.Generator().manual_seed(seed)
     parts = [torch.randn(n, features, generator=generator).bfloat16() for n in CASE.splits]
     return plan, parts, cases.token_operand(CASE, plan.layout, parts)

@@ -11,6 +11,7 @@ import torch
 
 from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.backends.base import DactEpilogue, Fc1Epilogue, GemmEpilogue
+from te_grouped_mlp.op.backends.reference import capability
 from te_grouped_mlp.op.environment import Environment, Switches
 from te_grouped_mlp.op.formats import MXFP8, DType, Format
 from te_grouped_mlp.op.layout import GroupLayout, Kernel, Output
@@ -101,7 +102,7 @@ class Case:
     def wide(self) -> int:
         return self.ffn * self.activation.expansion
 
-    def plan(self, backend: Any) -> Plan:
+    def plan(self) -> Plan:
         problem = Problem(
             len(self.splits),
             LinearSpec(self.hidden, self.wide, has_bias=self.fc1_bias),
@@ -123,7 +124,7 @@ class Case:
             deterministic=True,
             format=self.fmt,
         )
-        plan = backend.plan(problem, call, self.env)
+        plan = capability.plan(problem, call, self.env)
         assert isinstance(plan, Plan), plan
         return plan
 
@@ -248,7 +249,7 @@ def weight_operand(
 def run(backend: Any, case: Case, plan: Plan | None = None, byte: int | None = 0xFF) -> dict:
     """One step through the backend's operations over hostile memory; every output by name."""
     with memory.hostile(byte):
-        return _run(backend, case, plan or case.plan(backend), inputs(case))
+        return _run(backend, case, plan or case.plan(), inputs(case))
 
 
 def _run(backend: Any, case: Case, plan: Plan, given: Inputs) -> dict:

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from te_grouped_mlp.op.backends.reference import capability
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.backends.reference.capability import plan_launches, refusal
 from te_grouped_mlp.op.environment import Switches
@@ -31,7 +32,7 @@ PACKED = frozenset({RowExtent.PACKED})
 
 
 def facts(activation="swiglu", **changes):
-    plan = Case(ACTIVATIONS[activation], (256,), 256, **changes).plan(BACKEND)
+    plan = Case(ACTIVATIONS[activation], (256,), 256, **changes).plan()
     return plan.problem, plan.call
 
 
@@ -132,14 +133,14 @@ def test_extents_follow_the_wrappers(activation, known):
 )
 def test_layout_of_one_group(activation, full, known, dense):
     case = Case(ACTIVATIONS[activation], (256,), 256, full=full, env=environment(known))
-    plan = case.plan(BACKEND)
+    plan = case.plan()
     assert plan.layout.use_dense_single_group == dense
     assert plan.backend == "reference"
 
 
 def test_several_groups_are_packed():
     case = Case(ACTIVATIONS["swiglu"], (128, 128), 256, full=True)
-    assert not case.plan(BACKEND).layout.use_dense_single_group
+    assert not case.plan().layout.use_dense_single_group
 
 
 @pytest.mark.parametrize(
@@ -171,8 +172,7 @@ def test_problem_refusals(changes, reason, detail):
     assert refused is not None
     assert refused.reason is reason
     assert detail in refused.detail
-    assert BACKEND.refusal(problem, AUTO) == refused
-    assert BACKEND.plan(problem, call, AUTO) == refused
+    assert capability.plan(problem, call, AUTO) == refused
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_problem_refusals(changes, reason, detail):
 def test_call_refusals(fmt, changes, reason, detail):
     problem, call = facts(fmt=fmt)
     assert refusal(problem, environment()) is None
-    refused = BACKEND.plan(problem, dataclasses.replace(call, **changes), environment())
+    refused = capability.plan(problem, dataclasses.replace(call, **changes), environment())
     assert isinstance(refused, Reject)
     assert refused.reason is reason
     assert detail in refused.detail
@@ -202,16 +202,16 @@ def test_call_refusals(fmt, changes, reason, detail):
 
 def test_any_number_of_plain_rows():
     problem, call = facts(fmt=UNQUANTIZED)
-    plan = BACKEND.plan(problem, dataclasses.replace(call, rows=7), environment())
+    plan = capability.plan(problem, dataclasses.replace(call, rows=7), environment())
     assert isinstance(plan, Plan)
 
 
 def test_cuda_tensors_only_when_named():
     problem, call = facts()
     problem = dataclasses.replace(problem, device="cuda")
-    assert isinstance(BACKEND.plan(problem, call, environment()), Plan)
+    assert isinstance(capability.plan(problem, call, environment()), Plan)
     for name in ("auto", "cutedsl"):
-        refused = BACKEND.plan(problem, call, environment(switches=Switches(backend=name)))
+        refused = capability.plan(problem, call, environment(switches=Switches(backend=name)))
         assert isinstance(refused, Reject)
         assert refused.reason is Reason.NOT_NAMED
 

@@ -57,7 +57,7 @@ def test_one_dense_group(activation, bias):
         accumulate=True,
         **BIASES[bias],
     )
-    assert case.plan(BACKEND).layout.use_dense_single_group
+    assert case.plan().layout.use_dense_single_group
     assert_same(run(BACKEND, case), expected(case, dense=True), case.live)
 
 

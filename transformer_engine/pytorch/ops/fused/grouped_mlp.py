@@ -31,7 +31,7 @@ from transformer_engine.pytorch.quantization import FP8GlobalStateManager
 from transformer_engine.pytorch.tensor.grouped_tensor import GroupedTensor
 
 from te_grouped_mlp.integration import upstream_api
-from te_grouped_mlp.op import decisions, environment, fusion, selection
+from te_grouped_mlp.op import decisions, environment, execution, fusion, selection
 from te_grouped_mlp.op.backends.base import Fc1Epilogue, GemmEpilogue
 from te_grouped_mlp.op.fusion import is_glu_activation as is_glu_activation
 from te_grouped_mlp.op.fusion import validate_grouped_mlp_dims as validate_grouped_mlp_dims
@@ -49,10 +49,10 @@ from te_grouped_mlp.op.step import (
     weight_gradient,
 )
 from te_grouped_mlp.op.step.inputs import Inputs, output_buffer, read_call, read_inputs
-from te_grouped_mlp.op.te import adapter, carriers, probes, quantizers
+from te_grouped_mlp.op.te import adapter, probes, quantizers
 from te_grouped_mlp.op.tensors import quantize, weights
-from te_grouped_mlp.op.tensors.device import on_device_of_tensor
-from te_grouped_mlp.op.tensors.operands import Axis, Splits, torch_dtype
+from te_grouped_mlp.op.tensors.memory import on_device_of_tensor
+from te_grouped_mlp.op.tensors.operands import Splits, torch_dtype
 
 DETERMINISTIC_DPROB = True
 """For clients that rewrite the op to get a deterministic probability gradient: they need not, since
@@ -105,7 +105,7 @@ class _GroupedMLP_CuTeGEMMBase(upstream_api.UpstreamSeams, FusedOperation):  # n
         fc1, activation, fc2 = self.basic_ops
         ops, env = (fc1, activation, fc2), probes.obeyed(environment.current(), type(activation))
         problem, ctx = self._problem(ops), basic_op_ctxs[0]
-        ctx.fused = not unfused.takes(problem, env)
+        ctx.fused = not (problem.recipe_detail and unfused.takes(problem, env))
         if not ctx.fused:
             given = basic_op_ctxs, input_, basic_op_extra_inputs, basic_op_kwargs
             return unfused.forward(ops, *given, **neighbours)
@@ -120,7 +120,7 @@ class _GroupedMLP_CuTeGEMMBase(upstream_api.UpstreamSeams, FusedOperation):  # n
         splits = adapter.read_splits(inputs.split_sizes, host, plan, inputs.x.device)
         state = _forward(ops, plan, inputs, splits, out)
         ctx.skeleton = None
-        if call.needs_backward:
+        if plan.call.needs_backward:
             ctx.skeleton, tensors = saved.flatten(state)
             if is_cpu_offload_enabled():
                 start_offload(*saved.activations(state))
@@ -156,8 +156,9 @@ class _GroupedMLP_CuTeGEMMBase(upstream_api.UpstreamSeams, FusedOperation):  # n
         split_guard.require_none_reported()
         state = saved.restore(ctx.skeleton, ctx.saved_tensors)
         plan = state.plan
-        selection.require_no_stronger_demand(plan, environment.current_switches())
-        carriers.refuse(ops[2], carriers.GRAD)
+        demanded = probes.determinism_requested(environment.current_switches())
+        selection.require_no_stronger_demand(plan, deterministic=demanded)
+        quantizers.refuse_carriers(None, ops[2])
         scaled = plan.call.format.is_block_scaled
         quantizers.require_readable("grad_output", grad_output, block_scaled=scaled)
         ops_state.require_unwritten(state, ctx.owners)
@@ -177,30 +178,23 @@ def _forward(
 ) -> saved.SavedState:
     """Launch the forward into `out` and return what the backward needs."""
     fc1, _, fc2 = ops
-    problem, call, run = plan.problem, plan.call, selection.run(plan)
-    dtype, fmt = torch_dtype(call.dtype), call.format
-    dw1, dx, needs_dact = call.wants(Output.DW1), call.wants(Output.DX), call.needs_dact
-    keeps_activated = call.wants(Output.DW2) and not plan.recomputes_activated
+    problem, call, run = plan.problem, plan.call, execution.operations(plan)
+    dtype = torch_dtype(call.dtype)
+    dw1, dx, needs_dact = Output.DW1 in call.wanted, Output.DX in call.wanted, call.needs_dact
+    keeps_activated = Output.DW2 in call.wanted and not plan.recomputes_activated
 
-    weights1, weights2 = inputs.weights
-    quantizer1, quantizer2 = fc1.get_quantizer("forward", 1), fc2.get_quantizer("forward", 1)
-    w1 = weights.forward_members(weights1, quantizer1, problem.fc1, plan, column=dx)
-    w2 = weights.forward_members(weights2, quantizer2, problem.fc2, plan, column=needs_dact)
+    (p1, p2), (held1, held2) = inputs.weights, inputs.held
+    w1 = weights.for_forward(p1, held1, fc1, problem.fc1, plan, column=dx)
+    w2 = weights.for_forward(p2, held2, fc2, problem.fc2, plan, column=needs_dact)
     quantizer = fc1.get_quantizer("forward", 0)
-    x = quantize.tokens(inputs.x, quantizer, plan, splits, row=True, column=dw1, waits=True)
-    first = run.fc1_act(
-        x,
-        weights.operand(w1, problem.fc1, fmt, Axis.ROW),
-        Fc1Epilogue(adapter.packed_bias(fc1, dtype), inputs.prob, keeps_activated, needs_dact),
+    x = quantize.tokens(
+        inputs.x, quantizer, plan, splits, row=True, column=dw1, keep_quantized_for_backward=True
     )
-    bias2 = adapter.packed_bias(fc2, dtype)
-    run.gemm(
-        Kernel.FC2_FORWARD,
-        first.activated,
-        weights.operand(w2, problem.fc2, fmt, Axis.ROW),
-        out,
-        GemmEpilogue(bias2, inputs.bias_scale, zero_tail=inputs.output is None),
-    )
+    bias1, bias2 = adapter.packed_bias(fc1, dtype), adapter.packed_bias(fc2, dtype)
+    epilogue1 = Fc1Epilogue(bias1, inputs.prob, keeps_activated, needs_dact)
+    first = run.fc1_act(x, w1.row, epilogue1)
+    epilogue2 = GemmEpilogue(bias2, inputs.bias_scale, zero_tail=inputs.output is None)
+    run.gemm(Kernel.FC2_FORWARD, first.activated, w2.row, out, epilogue2)
     return saved.SavedState(
         plan=plan,
         splits=splits,
@@ -208,9 +202,9 @@ def _forward(
         x=x.without_row() if dw1 else None,
         pre_activation=first.pre_activation,
         activated=first.activated.without_row() if keeps_activated else None,
-        w1=weights.to_save(w1, problem.fc1, fmt, wanted=dx),
-        w2=weights.to_save(w2, problem.fc2, fmt, wanted=needs_dact),
-        owns_x=fmt.is_block_scaled and not adapter.is_gemm_ready(inputs.x),
+        w1=w1.column,
+        w2=w2.column,
+        owns_x=call.format.is_block_scaled and not adapter.is_gemm_ready(inputs.x),
         bias2=bias_gradient.to_save(bias2, plan),
         ops=ops_state.read(plan, fc1, fc2, inputs.weights),
     )
@@ -226,14 +220,15 @@ def _backward(
     """Launch the backward; returns dx, FC1's and FC2's parameter gradients, and dprob in fp32."""
     fc1, _, fc2 = ops
     plan, splits = state.plan, state.splits
-    problem, call, run = plan.problem, plan.call, selection.run(plan)
+    problem, call, run = plan.problem, plan.call, execution.operations(plan)
     target1, target2 = weight_gradient.main_grad_targets(plan, owners)
     if not isinstance(grad_output, GroupedTensor):
         grad_output = grad_output.reshape(-1, problem.fc2.out_features)
     sums = any(bias_gradient.wanted(problem.fc2, call))
     dy, values = quantize.gradient(
         grad_output, state.ops.grad_quantizer, plan, splits, row=call.needs_dact,
-        column=call.wants(Output.DW2), waits=problem.fc2.delay_wgrad, values=sums,
+        column=Output.DW2 in call.wanted, keep_quantized_for_backward=problem.fc2.delay_wgrad,
+        values=sums,
     )  # fmt: skip
     db2, dscale = bias_gradient.of_fc2(state, values)
     split_guard.poison(splits.fault, db2, dscale)

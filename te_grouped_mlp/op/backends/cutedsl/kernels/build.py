@@ -17,7 +17,10 @@ from te_grouped_mlp.op.backends.cutedsl.kernels.quack_base import (
 from te_grouped_mlp.op.backends.cutedsl.keys import KernelKey
 from te_grouped_mlp.op.formats import DType
 
-_ROWS = {Op.FINISH_ROWS: rows.compile_finish_rows, Op.ZERO_TAIL: rows.compile_zero_tail}
+_ROWS = {
+    Op.REDUCE_ROW_PARTIALS: rows.compile_reduce_row_partials,
+    Op.ZERO_TAIL: rows.compile_zero_tail,
+}
 _TYPES = {DType.BFLOAT16: BFloat16, DType.FLOAT32: Float32}
 
 
@@ -36,7 +39,7 @@ def build(key: KernelKey) -> Any:
         "EpilogueArguments": cls.EpilogueArguments,
     }
     epilogue = type(f"{cls.__name__}_{key.op.value}", (cls,), traits)
-    operands = replace(operands, descending=key.descending)
+    operands = replace(operands, reversed_experts=key.reversed_experts)
     return compile_kernel(epilogue, key.tile, operands, values, key.arch)
 
 
@@ -66,7 +69,7 @@ def _dact(key: KernelKey, gated: bool) -> tuple[type[Epilogue], Operands, dict[s
     if key.scale:
         values["prob"] = _TYPES[key.scale]
     if key.dprob:
-        values["slots"] = Float32
+        values["row_partials"] = Float32
     if key.activated:
         values["activated"] = (BFloat16, "n")
     operands = Operands(c=BFloat16, majors="knn", b_transposed=True, packed=gated)

@@ -50,7 +50,7 @@ from te_grouped_mlp.op.backends.cutedsl.config import Tile
 
 __all__ = [
     "Epilogue",
-    "RowSlots",
+    "RowPartials",
     "RowValue",
     "RowVecLoad",
     "Scalar",
@@ -134,11 +134,11 @@ class RowValue(ColVecLoad):
         return state[None, None, None, epi_coord[0], epi_coord[1]]
 
 
-class RowSlots(ColVecReduce):
-    """Row sums: one fp32 slot per (row, N tile), one writer, plain stores.
+class RowPartials(ColVecReduce):
+    """Row sums: one fp32 partial per (row, N tile), one writer, plain stores.
 
-    The buffer is (rows, n_slots) with strides (1, rows), so that a warp's stores lie together. A
-    slot is stored after the tile's last TMA store was issued: no proxy fence waits for it. Rows
+    The buffer is (rows, n_partials) with strides (1, rows), so that a warp's stores lie together. A
+    partial is stored after the tile's last TMA store was issued: no proxy fence waits for it. Rows
     past the expert's end are not written.
     """
 
@@ -180,7 +180,7 @@ class RowSlots(ColVecReduce):
             reference_src=reference_src,
         )(cute.make_identity_tensor(gemm.cta_tile_shape_mnk[:2]))  # fmt: skip
         lane = cute.arch.lane_idx() % lanes
-        slot = tile_coord_mnkl[1]
+        tile = tile_coord_mnkl[1]
         for m in cutlass.range_constexpr(cute.size(sums, mode=[3])):
             part = sums[None, None, None, m, 0]
             rows = _by_row(coordinates[None, None, None, m, 0], part)
@@ -192,12 +192,12 @@ class RowSlots(ColVecReduce):
                 swap_shuffle_reduce(
                     (by_row,), lambda a, b: (a[0] + b[0],), num_lanes=lanes, slice_elems=each
                 )
-            # A cluster may hold a tile past the last column, which has no slot.
-            if slot < param.shape[1] and lane < slices:
+            # A cluster may hold a tile past the last column, which has no partial.
+            if tile < param.shape[1] and lane < slices:
                 for j in cutlass.range_constexpr(each):
                     row = rows[lane * each + j][0]
                     if row < live:
-                        param[first + row, slot] = by_row[j]
+                        param[first + row, tile] = by_row[j]
 
 
 class Epilogue(ComposableEpiMixin):
@@ -209,15 +209,15 @@ class Epilogue(ComposableEpiMixin):
         pair_width: Width of the alternating blocks, None for two halves.
         spec: The activation, where there is one.
         odd: Round what is stored for a requantization to odd.
-        turned: Positions, among the arguments of the main loop's `kernel`, of the tensors that
-            hold the last expert's matrix first.
+        reversed_operands: Positions, among the arguments of the main loop's `kernel`, of the
+            tensors that hold the last expert's matrix first.
     """
 
     pair_views: tuple[tuple[str, int], ...] = ()
     pair_width: int | None = None
     spec: Any = None
     odd: bool = False
-    turned: tuple[int, ...] = ()
+    reversed_operands: tuple[int, ...] = ()
 
     def rotate_batch_last(self, mA, mB, mD, mC, epilogue_args, append_batch_if_2d=False):
         """Bring operands into kernel order and lay the pair views over them."""
@@ -231,14 +231,14 @@ class Epilogue(ComposableEpiMixin):
         return mA, found["B"], found["D"], found["C"], epilogue_args
 
     def kernel(self, *operands):
-        """Launch the main loop, after tensors that hold the last expert first were turned round.
+        """Launch the main loop, after tensors that hold the last expert first were reversed.
 
-        What is turned are the coordinates that TMA gets, which the main loop indexes by expert.
+        What is reversed are the coordinates that TMA gets, which the main loop indexes by expert.
         Schedulers and epilogue operations keep the experts' order.
         """
         return super().kernel(
             *(
-                _last_first(each) if index in self.turned and each is not None else each
+                _last_first(each) if index in self.reversed_operands and each is not None else each
                 for index, each in enumerate(operands)
             )
         )
@@ -284,8 +284,8 @@ class Operands:
         varlen: "m" (A, C and D are rows of all experts) or "k" (A and B are).
         b_transposed: B arrives as (experts, k, n).
         packed: C and D are bf16 pairs, seen as one 32-bit element.
-        descending: The tensors with a matrix per expert hold the last expert first: B for "m", D
-            and C for "k".
+        reversed_experts: The tensors with a matrix per expert hold the last expert first: B for
+            "m", D and C for "k".
     """
 
     a: Any = BFloat16
@@ -296,7 +296,7 @@ class Operands:
     varlen: str = "m"
     b_transposed: bool = False
     packed: bool = False
-    descending: bool = False
+    reversed_experts: bool = False
 
 
 def compile_kernel(
@@ -326,9 +326,8 @@ def compile_kernel(
     ops = {op.name: op for op in epilogue._epi_ops}
     arguments = {}
     for name, key in values.items():
-        if isinstance(ops[name], RowSlots):
-            slots = make_fake_tensor(Float32, (m, cute.sym_int()), leading_dim=0)
-            arguments[name] = slots
+        if isinstance(ops[name], RowPartials):
+            arguments[name] = make_fake_tensor(Float32, (m, cute.sym_int()), leading_dim=0)
         elif isinstance(ops[name], RowValue):
             arguments[name] = make_fake_tensor(key, (m,), leading_dim=0)
         else:
@@ -339,9 +338,10 @@ def compile_kernel(
         # that wrote them may be the one before this.
         gemm.use_pdl = False
 
-    turned = _EXPERTS[operands.varlen] if operands.descending else ()
+    reversed_operands = _EXPERTS[operands.varlen] if operands.reversed_experts else ()
+    members = {"reversed_operands": reversed_operands}
     return compile_gemm_kernel(
-        type(epilogue.__name__, (epilogue, _MAIN_LOOPS[arch]), {"turned": turned}),
+        type(epilogue.__name__, (epilogue, _MAIN_LOOPS[arch]), members),
         operands.a, (tile.m, tile.n), (tile.cluster_m, tile.cluster_n, 1), tile.pingpong, True,
         False, False, (arch, 0), *abdc, epilogue.EpilogueArguments(**arguments),
         make_fake_scheduler_args(False, False, experts),

@@ -15,6 +15,7 @@ import torch
 from te_grouped_mlp.op import activations
 from te_grouped_mlp.op.backends.base import DactEpilogue, DactResult
 from te_grouped_mlp.op.backends.reference import arguments
+from te_grouped_mlp.op.kernels import group_reductions
 from te_grouped_mlp.op.layout import Kernel
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.tensors.operands import Axis, GroupedOperand, WeightOperand
@@ -57,7 +58,7 @@ def dact_dgrad(
         values = activations.join(torch, spec, parts).float()
         arguments.write(grad, values, segment)
         if bias_grad is not None:
-            bias_grad[segment.group] = arguments.column_sums(values)
+            bias_grad[segment.group] = group_reductions.column_sums(values)[0]
         if activated is not None:
             arguments.write(activated, value.float(), segment)
     return DactResult(grad, dprob, bias_grad, activated)

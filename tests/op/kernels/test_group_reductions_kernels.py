@@ -1,6 +1,6 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Sums of bias gradients: on a GPU against float64, and without one as compiled code."""
+"""The Triton kernels of reductions: on a GPU against float64, and without one as compiled code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from te_grouped_mlp.op.backends.cutedsl import reductions
+from te_grouped_mlp.op.kernels import group_reductions_kernels as kernels
 
 SIZES = (1, 0, 31, 32, 127, 0, 128, 129, 1500)
 LIVE = sum(SIZES)
@@ -51,7 +51,7 @@ class TestOnGpu:
     def test_column_sums(self, cols, scaled):
         dy = rows(40, cols, dtype=torch.bfloat16)
         scale = rows(40) if scaled else None
-        got = reductions.column_sums(dy, scale, ends())
+        got = kernels.column_sums(dy, scale, ends())
         values = dy.double() * (1.0 if scale is None else scale.double()[:, None])
         want = torch.stack([part.sum(0) for part in by_expert(values)])
         assert got.dtype is torch.float32
@@ -63,7 +63,7 @@ class TestOnGpu:
     def test_row_dots(self, cols):
         dy = rows(40, cols, dtype=torch.bfloat16)
         bias = torch.randn(len(SIZES), cols).bfloat16().cuda()
-        got = reductions.row_dots(dy, bias, ends())
+        got = kernels.row_dots(dy, bias, ends())
         want = torch.cat(
             [part @ b.double().cpu() for part, b in zip(by_expert(dy), bias, strict=True)]
         )
@@ -75,8 +75,8 @@ class TestOnGpu:
         first = None
         for extra, tail in ((0, 0.0), (128, float("nan")), (700, float("inf")), (0, 0.0)):
             dy, scale = rows(extra, 192, tail=tail), rows(extra, tail=tail)
-            sums = reductions.column_sums(dy, scale, ends())
-            dots = reductions.row_dots(dy, bias, ends())[:LIVE]
+            sums = kernels.column_sums(dy, scale, ends())
+            dots = kernels.row_dots(dy, bias, ends())[:LIVE]
             if first is None:
                 first = sums, dots
             assert torch.equal(sums, first[0])
@@ -84,17 +84,17 @@ class TestOnGpu:
         alone = torch.tensor((*[0] * (len(SIZES) - 1), SIZES[-1])).cumsum(0).int().cuda()
         last = rows(0, 192)[-SIZES[-1] :].contiguous()
         scale = rows(0)[-SIZES[-1] :].contiguous()
-        assert torch.equal(reductions.column_sums(last, scale, alone)[-1], first[0][-1])
+        assert torch.equal(kernels.column_sums(last, scale, alone)[-1], first[0][-1])
 
 
 KERNELS = {
     "_partial_sums": (
-        {"dy": "*bf16", "scale": "*fp32", "ends": "*i32", "parts": "*fp32"},
-        {"SCALED": True, "SEGMENTS": 16, "ROWS": 64, "COLUMNS": 64},
+        {"values": "*bf16", "weights": "*fp32", "group_end_offsets": "*i32", "parts": "*fp32"},
+        {"WEIGHTED": True, "SEGMENTS": 16, "ROWS": 64, "COLUMNS": 64},
     ),
     "_join_parts": ({"parts": "*fp32", "out": "*fp32"}, {"SEGMENTS": 16, "BLOCK": 256}),
     "_row_dots": (
-        {"dy": "*bf16", "bias": "*bf16", "ends": "*i32", "out": "*fp32"},
+        {"values": "*bf16", "table": "*bf16", "group_end_offsets": "*i32", "out": "*fp32"},
         {"GROUPS": 8, "BLOCK": 16, "WIDE": 128},
     ),
 }
@@ -105,7 +105,7 @@ KERNELS = {
 def test_compiled_sums_have_no_atomics(name, arch, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     pointers, constants = KERNELS[name]
-    function = getattr(reductions, name)
+    function = getattr(kernels, name)
     signature = {
         argument: pointers.get(argument, "constexpr" if argument in constants else "i32")
         for argument in function.arg_names

@@ -5,7 +5,7 @@
 // of functions that the DLPack standard defines, without Python in between: tens of nanoseconds
 // for a tensor, where each question asked in Python takes that long.
 
-#include "spacing.hpp"
+#include "stacking.hpp"
 
 #include <algorithm>
 
@@ -63,12 +63,12 @@ std::int64_t address(const Description& tensor) {
 
 }  // namespace
 
-Spacing spacing(const ExchangeTable& table, void* const* tensors, std::size_t count) {
-  const Spacing unknown{false, 0, false};
+Stacking stacking(const ExchangeTable& table, void* const* tensors, std::size_t count) {
+  const Stacking unknown{false, 0, false};
   const ExchangeTable* known = of_dlpack_1(&table);
   if (known == nullptr || known->describe == nullptr) return unknown;
   Description first{}, each{};
-  std::int64_t distance = 0, previous = 0;
+  std::int64_t stride = 0, previous = 0;
   bool even = true, low = false;
   for (std::size_t i = 0; i < count; ++i) {
     if (known->describe(tensors[i], &each) != 0 || each.strides == nullptr) return unknown;
@@ -79,11 +79,11 @@ Spacing spacing(const ExchangeTable& table, void* const* tensors, std::size_t co
     }
     const std::int64_t here = address(each);
     low = low || here < kLow;
-    if (i == 1) distance = here - previous;
-    even = even && (i == 0 || here - previous == distance);
+    if (i == 1) stride = here - previous;
+    even = even && (i == 0 || here - previous == stride);
     previous = here;
   }
-  return Spacing{count > 0, even ? distance : 0, low && has_elements(first)};
+  return Stacking{count > 0, even ? stride : 0, low && has_elements(first)};
 }
 
 }  // namespace te_grouped_mlp

@@ -22,12 +22,12 @@ struct ExchangeTable {
   int (*describe)(void* tensor, Description* out);
 };
 
-struct Spacing {
+struct Stacking {
   // Whether all tensors have one shape, strides, element type and device. False also where that
   // cannot be seen: no table of DLPack 1, or a tensor that the framework does not describe.
   bool uniform;
   // Bytes from each tensor to the next; 0 where that differs, or for a single tensor.
-  std::int64_t distance;
+  std::int64_t stride;
   // Whether the address of a tensor with elements is so low that it may be no more than the place
   // in a storage that was freed.
   bool low;
@@ -36,6 +36,6 @@ struct Spacing {
 // `tensors` are objects of the framework that `table` belongs to, which must not change meanwhile:
 // the caller holds the GIL. Of a table and its older ones that of DLPack 1 is used. Reads no
 // element. A Python error may be set afterwards.
-Spacing spacing(const ExchangeTable& table, void* const* tensors, std::size_t count);
+Stacking stacking(const ExchangeTable& table, void* const* tensors, std::size_t count);
 
 }  // namespace te_grouped_mlp

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from typing import Any
 
 import pytest
@@ -13,9 +12,7 @@ import torch
 
 from te_grouped_mlp.op import environment
 from te_grouped_mlp.op.tensors import dequantized_weights
-from te_grouped_mlp.op.tensors.operands import ExactCopy
 from tests.support import step
-from tests.support.prequantized import run_prequantized
 from tests.support.step import StepCase
 from tests.support.values_backend import in_use
 
@@ -68,24 +65,15 @@ def test_equal_in_every_kind_of_step(
         step.assert_same(step.run_step(case), expected)
 
 
-@pytest.mark.parametrize("ready", [False, True], ids=["compact", "ready"])
-def test_equal_with_prequantized_tokens(ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = run_prequantized(SEVERAL, x=ready, dy=ready)
-    with in_use(monkeypatch) as calls:
-        step.assert_same(run_prequantized(SEVERAL, x=ready, dy=ready), expected)
-    # The tokens came as bytes: only the weights were quantized here.
-    assert calls.count("quantize") == 2
-
-
-@pytest.mark.parametrize("reuse", [False, True], ids=["new", "kept"])
-@pytest.mark.parametrize("descending", [False, True], ids=["apart", "descending"])
+@pytest.mark.parametrize("reuse", [False, True], ids=["new", "reused"])
+@pytest.mark.parametrize("reversed_experts", [False, True], ids=["scattered", "reversed"])
 def test_what_the_forward_saves_may_come_back_as_other_tensors(
-    descending: bool, reuse: bool, monkeypatch: pytest.MonkeyPatch
+    reversed_experts: bool, reuse: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when it is offloaded; with weights that lie in one buffer, the last expert first, too."""
     expected = step.run_step(SEVERAL)
     model = step.make_model(SEVERAL)
-    for op in (model[0], model[2]) if descending else ():
+    for op in (model[0], model[2]) if reversed_experts else ():
         weights = [getattr(op, f"weight{index}") for index in range(op.num_groups)]
         buffer = torch.stack([weight.detach() for weight in weights[::-1]])
         for weight, part in zip(weights, buffer.unbind(0)[::-1], strict=True):
@@ -208,22 +196,22 @@ def test_copies_that_do_not_serve_go_before_others_are_made(
 ) -> None:
     case = SEVERAL
     model, inputs = step.make_model(case), step.make_inputs(case)
-    before = len(dequantized_weights._kept)
+    before = len(dequantized_weights._reusable)
     with in_use(monkeypatch, reuse_weights=True):
         step.run_model(model, case, inputs)
-        assert len(dequantized_weights._kept) == before + 2
+        assert len(dequantized_weights._reusable) == before + 2
         in_place(model)
         original, held = dequantized_weights.of_plain, []
 
         def look(*args: Any, **kwargs: Any) -> Any:
-            held.append(len(dequantized_weights._kept))
+            held.append(len(dequantized_weights._reusable))
             return original(*args, **kwargs)
 
         monkeypatch.setattr(dequantized_weights, "of_plain", look)
         step.run_model(model, case, inputs)
         assert held == [before + 1]
         stepped(model)
-        assert len(dequantized_weights._kept) == 0
+        assert len(dequantized_weights._reusable) == 0
 
 
 def test_a_copy_serves_the_stream_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +245,7 @@ def test_weights_of_inference_mode_are_not_kept(
 ) -> None:
     """They count no versions, so a write could not be seen."""
     case = SEVERAL.but(weight=weight, frozen=frozenset({"x", "prob", "fc1", "fc2"}))
-    before = len(dequantized_weights._kept)
+    before = len(dequantized_weights._reusable)
     with in_use(monkeypatch, reuse_weights=True), torch.inference_mode():
         model, inputs = step.make_model(case), step.make_inputs(case)
         first = step.forward(model, case, inputs).clone()
@@ -266,7 +254,7 @@ def test_weights_of_inference_mode_are_not_kept(
             (parameter if storage is None else storage).mul_(2.0)
         second = step.forward(model, case, inputs)
         assert not step.same_bits(first, second)
-    assert len(dequantized_weights._kept) == before
+    assert len(dequantized_weights._reusable) == before
 
 
 def test_one_parameter_for_all_experts_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,49 +284,6 @@ def test_an_inference_pass_keeps_less_and_a_training_pass_asks_for_more(
 
 
 def test_what_is_kept_goes_with_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = len(dequantized_weights._kept)
+    before = len(dequantized_weights._reusable)
     weights_made(monkeypatch, SEVERAL, nothing)
-    assert len(dequantized_weights._kept) == before
-
-
-# Memory -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "delay", [(False, False), (True, False), (False, True)], ids=["now", "dW1 later", "dW2 later"]
-)
-def test_the_output_gradients_copies_go_before_the_inputs_gradient_is_made(
-    delay: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are as large as dx and the values of x, which come next; a delayed dW2 needs one, which
-    then waits as bytes."""
-    case = SEVERAL.but(delay=delay)
-    model, inputs = step.make_model(case), step.make_inputs(case)
-    from te_grouped_mlp.op.step import data_gradient
-    from te_grouped_mlp.op.tensors import quantize
-
-    made: list[Any] = []
-    as_bytes: list[bool] = []
-    alive: list[tuple[bool, bool]] = []
-    tokens, of_input = quantize.tokens, data_gradient.of_input
-
-    def remember(*args: Any, **kwargs: Any) -> Any:
-        operand = tokens(*args, **kwargs)
-        column = operand.column
-        as_bytes.append(not isinstance(column, ExactCopy))
-        held = column.values if isinstance(column, ExactCopy) else column.data
-        made.append((weakref.ref(operand.row.values), weakref.ref(held)))
-        return operand
-
-    def look(*args: Any) -> Any:
-        row, column = made[-1]
-        alive.append((row() is not None, column() is not None))
-        return of_input(*args)
-
-    monkeypatch.setattr(quantize, "tokens", remember)
-    monkeypatch.setattr(data_gradient, "of_input", look)
-    with in_use(monkeypatch):
-        step.run_model(model, case, inputs)
-    # Of x, which waits for the backward, and of dy.
-    assert as_bytes == [True, delay[1]]
-    assert alive == [(False, delay[1])]
+    assert len(dequantized_weights._reusable) == before
