@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.emulator.jobs import StepResult
+from tests.emulator.jobs import StepJob, StepResult
 
 
 def main(source: str, target: str) -> None:
