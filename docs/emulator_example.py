@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A kernel of one's own in the emulator, and the race that it finds; see emulator.md.
 
-    python docs/emulator_example.py          the sum of each row
-    python docs/emulator_example.py --race   the same without its second barrier
+python docs/emulator_example.py          the sum of each row
+python docs/emulator_example.py --race   the same without its second barrier
 """
 
 import sys
