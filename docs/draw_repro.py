@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
@@ -33,7 +34,7 @@ def printed(arguments: tuple[str, ...]) -> str:
 
 def drawing(texts: list[tuple[tuple[str, ...], str]]) -> str:
     """Return an SVG of commands and what they printed, the same for the same texts."""
-    console = Console(record=True, width=WIDTH, file=open(os.devnull, "w"), force_terminal=True)
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
     for arguments, text in texts:
         shown = Text(f"$ te-grouped-mlp {' '.join(arguments)}\n{text}")
         for pattern, style in STYLES.items():

@@ -129,6 +129,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("integration.upstream_api",),
     ("_fork",),
     ("patches",),
+    ("checkpoint",),
     ("measure", "cli", "_command"),
 )
 UPWARD_ALLOWED = {

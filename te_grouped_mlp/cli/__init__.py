@@ -21,7 +21,7 @@ from te_grouped_mlp.cli.output import BadArgument, CommandError
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = ("repro", "replay", "doctor", "selftest", "bench", "compile", "patch")
+COMMANDS = ("repro", "replay", "doctor", "selftest", "bench", "compile", "convert", "patch")
 """The commands in the order of the help text; each is a module of this package."""
 
 
