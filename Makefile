@@ -39,7 +39,7 @@ BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt te_grouped_mlp.pth $(shel
 # The tests and the wheel have the C++ extension, or fail here.
 export TE_GROUPED_MLP_REQUIRE_EXTENSION := 1
 
-.PHONY: help venv repro test test-slow test-torch test-gpu lint emulator-score bench wheel aarch64 clean FORCE
+.PHONY: help venv repro test test-slow test-torch test-gpu lint emulator-score bench pictures wheel aarch64 clean FORCE
 .DEFAULT_GOAL := help
 
 help:
@@ -115,6 +115,10 @@ bench: venv
 	@failed=; for file in benchmarks/bench_*.py; do \
 	    echo "== $$file"; $(PY) $$file || failed="$$failed $$file"; \
 	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
+
+# What the README shows of `repro`.
+pictures: $(STAMP)
+	OMP_NUM_THREADS=1 $(PY) docs/draw_repro.py
 
 wheel: venv
 	$(PY) -m build
