@@ -73,7 +73,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
         "op.tensors",
         "op.tensors.digest",
         "op.tensors.memory",
-        "op.tensors.record",
+        "op.tensors.tensor_dataclass",
         "op.extension",
         "op.tensors.stacking",
         "op.activations",
@@ -97,7 +97,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("op.problem",),
     ("op.plan",),
     ("op.step.split_guard", "op.kernels.split_guard_kernels"),
-    ("op.fit",),
+    ("op.shape_constraints",),
     ("op.backends", *_CAPABILITIES),
     ("op.selection",),
     ("op.decisions",),
@@ -184,12 +184,12 @@ LEAVES = (
     "layout",
     "packages",
     "environment",
-    "tensors.record",
+    "tensors.tensor_dataclass",
     "formats",
     "tensors.scale_layout",
     "problem",
     "plan",
-    "fit",
+    "shape_constraints",
     "selection",
     "decisions",
 )
@@ -375,23 +375,26 @@ def length_hits(path: str, text: str) -> Iterator[str]:
                 yield f"{path}:{node.lineno}: {node.name} has {length} lines"
 
 
-def record_fields(texts: Iterable[str]) -> set[str]:
-    """Return the names of the fields of all records (`op.record`) that some source defines."""
+def tensor_fields(texts: Iterable[str]) -> set[str]:
+    """Return the names of the fields of all tensor dataclasses that some source defines."""
     classes = [
         node
         for text in texts
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.ClassDef)
-        and any(isinstance(each, ast.Name) and each.id == "record" for each in node.decorator_list)
+        and any(
+            isinstance(each, ast.Name) and each.id == "tensor_dataclass"
+            for each in node.decorator_list
+        )
     ]
     fields = [each for node in classes for each in node.body if isinstance(each, ast.AnnAssign)]
     return {each.target.id for each in fields if isinstance(each.target, ast.Name)}
 
 
-def record_hits(path: str, text: str, fields: set[str]) -> Iterator[str]:
-    """Yield assignments that may change a record: to a field's name, of what is not one's own.
+def mutation_hits(path: str, text: str, fields: set[str]) -> Iterator[str]:
+    """Yield assignments that may change a tensor dataclass: to a field, of what is not one's own.
 
-    Only the op's own code has records in hand; autograd's context is written to there, too.
+    Only the op's own code has them in hand; autograd's context is written to there, too.
     """
     if not path.startswith(("op/", "_fork/")):
         return

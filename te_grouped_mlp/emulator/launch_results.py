@@ -66,7 +66,9 @@ def in_blocks(values: torch.Tensor, plan: Plan, backend: Backend | None) -> torc
 
 def plain_values(values: torch.Tensor, splits: Splits, plan: Plan) -> tuple[torch.Tensor, float]:
     """Return the live rows in float64, and the bound of their error."""
-    live = int(splits.ends[-1]) if plan.layout.extent is RowExtent.PACKED else len(values)
+    live = (
+        int(splits.group_end_offsets[-1]) if plan.layout.extent is RowExtent.PACKED else len(values)
+    )
     return values[:live].double(), BOUNDS[values.dtype]
 
 

@@ -146,7 +146,7 @@ class Maker:
     def _padded(self, plan: Plan, splits: Splits, width: int) -> torch.Tensor:
         """Return (rows, width) bf16 values of order one, NaN past the live rows."""
         out = torch.full((plan.layout.buffer_rows, width), _NAN)
-        live = int(splits.ends[-1])
+        live = int(splits.group_end_offsets[-1])
         out[:live] = self._normal(live, width)
         return out.bfloat16()
 
@@ -158,7 +158,7 @@ class Maker:
             return GroupedOperand(fmt, shape, plan.layout, splits, plain=values)
         row = self._copy(rows, width, Axis.ROW, fmt)
         column = self._copy(rows, width, Axis.COLUMN, fmt)
-        live = int(splits.ends[-1])
+        live = int(splits.group_end_offsets[-1])
         for copy in (row, column):
             copy.data[live:] = 0xFF
         return GroupedOperand(fmt, shape, plan.layout, splits, row, column)
@@ -192,7 +192,7 @@ class Maker:
         if case.prob is None:
             return None
         out = torch.full((plan.layout.buffer_rows,), _NAN)
-        live = int(splits.ends[-1])
+        live = int(splits.group_end_offsets[-1])
         out[:live] = torch.rand(live, generator=self._random) + 0.25
         return out.to(case.prob)
 
@@ -231,7 +231,7 @@ class Maker:
             out = torch.full((plan.layout.buffer_rows, H), _NAN, dtype=torch.bfloat16)
             given = interleaved_operand(a, plan, backend) if not forward else a
             backend.gemm(plan, case.kernel, given, w, out, epilogue)
-            tail = out[int(splits.ends[-1]) :].double()
+            tail = out[int(splits.group_end_offsets[-1]) :].double()
             return {"out": plain_values(out, splits, plan), "tail": (tail, 0.0)}
 
         return run

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from te_grouped_mlp.op.activations import wrappers
 from te_grouped_mlp.op.environment import WGRAD_SWITCH, Environment
-from te_grouped_mlp.op.fit import INTERLEAVE, activation_refusals, feature_refusals
 from te_grouped_mlp.op.formats import MAX_QUANTIZED_GROUPS, MXFP8, DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
 from te_grouped_mlp.op.packages import RUNTIME_OFFSETS, Absent
 from te_grouped_mlp.op.plan import Plan, Reason, Reject, planned
 from te_grouped_mlp.op.problem import Call, Problem, RecipeKind
+from te_grouped_mlp.op.shape_constraints import INTERLEAVE, activation_refusals, feature_refusals
 
 NAME = "cudnn"
 

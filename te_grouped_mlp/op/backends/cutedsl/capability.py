@@ -14,12 +14,12 @@ import functools
 from collections.abc import Iterator
 
 from te_grouped_mlp.op.environment import STANDALONE_SWITCH, Environment
-from te_grouped_mlp.op.fit import INTERLEAVE, activation_refusals, feature_refusals
 from te_grouped_mlp.op.formats import DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
 from te_grouped_mlp.op.packages import Absent
 from te_grouped_mlp.op.plan import Plan, Reason, Reject, planned
 from te_grouped_mlp.op.problem import Call, Problem, RecipeKind, TensorKind
+from te_grouped_mlp.op.shape_constraints import INTERLEAVE, activation_refusals, feature_refusals
 
 NAME = "cutedsl"
 
