@@ -61,8 +61,8 @@ def extension_required() -> bool:
 class CMakeBuild(build_ext):
     """Build `te_grouped_mlp._C` and the emulator's library with the repository's CMakeLists.txt.
 
-    Where the tools for that are missing, the package is installed without it: steps on a GPU need
-    none. A build that fails with its tools in place is an error.
+    Where the tools for that are missing, the package is installed without them: steps on a GPU need
+    neither. A build that fails with its tools in place is an error.
     """
 
     def build_extension(self, ext: Extension) -> None:
@@ -134,24 +134,23 @@ class CMakeBuild(build_ext):
     def copy_extensions_to_source(self) -> None:
         """Copy what was built into the source tree, as an editable install wants it."""
         super().copy_extensions_to_source()
-        if Path(self._built_shim()).is_file():
-            self.copy_file(self._built_shim(), str(ROOT / "te_grouped_mlp" / RUNTIME_SHIM))
+        if self._shim():
+            self.copy_file(self._shim()[0], str(ROOT / "te_grouped_mlp" / RUNTIME_SHIM))
 
     def get_outputs(self) -> list[str]:
         """Name every file that is built."""
-        shim = self._built_shim()
-        return [*super().get_outputs(), *([shim] if Path(shim).is_file() else [])]
+        return [*super().get_outputs(), *self._shim()]
 
     def get_output_mapping(self) -> dict[str, str]:
         """Say which file of the source tree stands for a built one, in an editable install."""
         source = str(Path("te_grouped_mlp") / RUNTIME_SHIM)
-        return {
-            **super().get_output_mapping(),
-            **({self._built_shim(): source} if self.inplace else {}),
-        }
+        shim = self._shim() if self.inplace else []
+        return {**super().get_output_mapping(), **dict.fromkeys(shim, source)}
 
-    def _built_shim(self) -> str:
-        return str(Path(self.build_lib) / "te_grouped_mlp" / RUNTIME_SHIM)
+    def _shim(self) -> list[str]:
+        """Return the emulator's library where it was built, or nothing."""
+        file = Path(self.build_lib) / "te_grouped_mlp" / RUNTIME_SHIM
+        return [str(file)] if file.is_file() else []
 
 
 class BuildPth(Command):

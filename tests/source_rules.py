@@ -42,8 +42,9 @@ _ASKERS = (
 ALLOWED = {
     GROUP_COUNT: ("op/layout.py",),
     ENVIRON: _ASKERS,
-    # The last two answer TE's question; they do not ask it.
+    # All but the first answer TE's question; they do not ask it.
     CAPABILITY: (
+        "emulator/fake_cuda.py",
         *_ASKERS,
         "integration/standalone/torch_view.py",
         "integration/standalone/overrides.py",
@@ -120,7 +121,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ),
     ("op.execution",),
     ("op.step.saved",),
-    ("op.step.ops_state", "op.step.intact"),
+    ("op.step.intact",),
     ("op.step.inputs", "op.step.bias_gradient", "op.step.data_gradient", "op.step.weight_gradient"),
     ("op.fusion", "op.step.unfused"),
     ("op.explain",),
@@ -128,11 +129,13 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("_fork",),
     ("patches",),
     ("emulator.process", "emulator.launches", "emulator.own_launches"),
-    ("measure", "cli", "_command"),
+    ("measure", "cli", "_command", "emulator.padded_step"),
 )
 UPWARD_ALLOWED = {
     # The finder imports the rest when the first name of TE is looked up, not at start-up.
     ("_bootstrap", "integration.overlay"),
+    # Entered from there alone, by name, where the switch asks for it.
+    ("integration.overlay", "emulator.process"),
     # The package's own names are looked up when they are asked for, not at start-up.
     ("", "integration.overlay"),
     ("", "integration.standalone"),
@@ -165,6 +168,8 @@ TE_IMPORTERS = (
     "op.te.adapter",
     "op.tensors.weights",
     "integration.overlay",
+    "emulator.padded_step",
+    "emulator.process",
     "measure.selftest",
     "measure.step",
     "integration.standalone",

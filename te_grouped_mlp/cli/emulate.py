@@ -116,17 +116,18 @@ class _Launcher:
     def run(self, name: str, case: Any) -> dict[str, Any]:
         """Run one launch; returns what to print and what goes into the JSON."""
         from te_grouped_mlp.emulator import EmulationFault
+        from te_grouped_mlp.op import execution
 
         launches, gpu = self._launches, self._gpu
         prepared = launches.Maker.of(case).prepare(case)
         before = len(gpu.reports)
         result: dict[str, Any] = {"name": name, "fault": "", "differences": []}
         try:
-            found = prepared.run(launches.backend_of(case.backend))
+            found = prepared.run(execution.backend(case.backend))
         except (EmulationFault, NotImplementedError) as error:
             result["fault"] = f"{type(error).__name__}: {error}"
         else:
-            wanted = prepared.run(launches.backend_of("reference"))
+            wanted = prepared.run(execution.backend("reference"))
             result["differences"] = [
                 {"name": each.name, "error": _finite(each.error), "bound": each.bound,
                  "ok": each.good}

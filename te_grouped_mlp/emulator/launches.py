@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +12,10 @@ from typing import Any
 import torch
 
 from te_grouped_mlp.emulator.launch_cases import FFN, GROUPS, ROWS, SPLITS, H, LaunchCase
-from te_grouped_mlp.op import environment, selection
+from te_grouped_mlp.op import environment, execution, selection
 from te_grouped_mlp.op.activations import ActivationSpec
-from te_grouped_mlp.op.backends import CLASSES
 from te_grouped_mlp.op.backends.base import Backend, DactEpilogue, Fc1Epilogue, GemmEpilogue
+from te_grouped_mlp.op.backends.cutedsl.backend import CuteDslBackend
 from te_grouped_mlp.op.backends.reference import arguments as reference
 from te_grouped_mlp.op.environment import Environment
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED, DType, Format
@@ -53,13 +52,6 @@ Values = dict[str, "tuple[torch.Tensor, float]"]
 """Name of a result to its live values in float64, and the bound of their error."""
 
 
-def backend_of(name: str) -> Backend:
-    """Return a backend, reference included, by name."""
-    module = importlib.import_module(f"te_grouped_mlp.op.backends.{name}.backend")
-    found: Backend = getattr(module, CLASSES[name])()
-    return found
-
-
 @dataclass
 class Prepared:
     """A launch with its operands.
@@ -78,21 +70,20 @@ class Prepared:
 class Maker:
     """Makes launches over random operands; rows past the live ones hold NaN."""
 
-    def __init__(self, env: Environment, seed: int = 0) -> None:
-        """Make one for a machine; it must be one that emulates a GPU."""
-        self._env = env
+    def __init__(self, backend: Backend, env: Environment, seed: int = 0) -> None:
+        self._backend, self._env = backend, env
         self._random = torch.Generator().manual_seed(seed)
 
     @classmethod
     def of(cls, case: LaunchCase, seed: int = 0) -> Maker:
-        """Return one for a launch in this process, with its backend named."""
+        """Return one for a launch in a process that emulates a GPU."""
         env = environment.current()
         named = dataclasses.replace(env.switches, backend=case.backend)
-        return cls(dataclasses.replace(env, switches=named), seed)
+        return cls(execution.backend(case.backend), dataclasses.replace(env, switches=named), seed)
 
     def run(self, case: LaunchCase) -> Values:
         """Make one launch; returns its results."""
-        return self.prepare(case).run(backend_of(case.backend))
+        return self.prepare(case).run(self._backend)
 
     def prepare(self, case: LaunchCase) -> Prepared:
         """Draw the operands of a launch."""
@@ -309,8 +300,7 @@ def _placed(members: list[torch.Tensor], case: LaunchCase) -> list[torch.Tensor]
 
 def _paired(plan: Plan, backend: Backend) -> bool:
     """Whether a backend keeps gate and linear columns side by side, instead of in blocks."""
-    native = type(backend).__name__ == CLASSES["cutedsl"]
-    return native and plan.problem.activation.is_gated
+    return isinstance(backend, CuteDslBackend) and plan.problem.activation.is_gated
 
 
 def _in_pairs(values: torch.Tensor, plan: Plan, backend: Backend) -> torch.Tensor:

@@ -117,7 +117,6 @@ def find_spec(
     if fullname == "transformer_engine" and emulation_requested():
         interpret_triton()  # before TE imports Triton
     if fullname == TARGET and emulation_requested():
-        # By name: the emulator is entered from here alone, and the op does without it.
         importlib.import_module("te_grouped_mlp.emulator.process").enter()
     if fullname == TARGET and te_root() is not None and _bootstrap.fork_enabled():
         spec = _fork_spec()

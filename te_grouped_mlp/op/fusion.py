@@ -99,7 +99,7 @@ def _fuse_triple(
 def _decide(triple: tuple[Any, ...], recipe: Any) -> tuple[Decision, Any]:
     """Return the decision, and upstream's fused op where that is the path."""
     known = activation_kind(triple[1]) is not None
-    problem = problem_of(*triple, recipe) if known else None
+    problem = problem_of(triple[0], triple[1], triple[2], recipe) if known else None
     switches = environment.current_switches()
     if not switches.fused:
         off = Reject(Reason.SWITCH_OFF, f"set {FUSED_SWITCH}=1 before the first call")

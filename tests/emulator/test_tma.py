@@ -44,7 +44,7 @@ _LOAD = "cp.async.bulk.tensor.{rank}d.shared::cta.global.tile.mbarrier::complete
 _STORE = "cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group"
 
 
-def _copy(
+def copy_box(
     source: bytes, to: bytes, size: int, at: tuple[int, ...], to_at: tuple[int, ...] | None = None,
     *, waits: str = wait(at="+8192"), expected: int | None = None, store: str = _STORE,
     init: str = "fence.mbarrier_init.release.cluster;", end: str = "cp.async.bulk.wait_group 0;",
@@ -80,7 +80,7 @@ def test_a_box_comes_and_goes(swizzle: int, schedule: str) -> None:
     source = aligned((40, 128), np.float16, np.random.default_rng(0).standard_normal((40, 128)))
     out = aligned((40, 128), np.float16, -1)
     maps = [tensor_map(array, (width, 8), swizzle) for array in (source, out)]
-    report = _run(_copy(*maps, width * 16, (64, 16)), maps, source, out, schedule=schedule)
+    report = _run(copy_box(*maps, width * 16, (64, 16)), maps, source, out, schedule=schedule)
     expected = np.full_like(out, -1)
     expected[16:24, 64 : 64 + width] = source[16:24, 64 : 64 + width]
     assert (out == expected).all()
@@ -92,7 +92,7 @@ def test_a_swizzle_moves_chunks_as_the_isa_says() -> None:
     source = aligned((8, 64), np.float16, np.arange(512).reshape(8, 64))
     out = aligned((8, 64), np.float16)
     maps = [tensor_map(source, (64, 8), 3), tensor_map(out, (64, 8), 0)]
-    _run(_copy(*maps, 1024, (0, 0)), maps, source, out)
+    _run(copy_box(*maps, 1024, (0, 0)), maps, source, out)
     for row in range(8):
         for chunk in range(8):
             moved = (chunk ^ row) * 8
@@ -102,7 +102,7 @@ def test_a_swizzle_moves_chunks_as_the_isa_says() -> None:
 def test_outside_of_the_tensor_are_zeros_and_nothing_is_stored() -> None:
     source, out = aligned((10, 3, 32), np.uint32, 7), aligned((10, 5, 32), np.uint32, 9)
     maps = [tensor_map(array, (32, 2, 4)) for array in (source, out)]
-    _run(_copy(*maps, 1024, (16, 2, 8), (16, -1, 7)), maps, source, out)
+    _run(copy_box(*maps, 1024, (16, 2, 8), (16, -1, 7)), maps, source, out)
     expected = np.full_like(out, 9)
     # Of the box, columns 16 to 31, row 2 and planes 8 and 9 exist; they go to row -1, which does
     # not, and what was outside goes to row 0.
@@ -118,7 +118,7 @@ def test_reductions_add() -> None:
         )
         maps = [tensor_map(array, (16, 8), 0, code) for array in (source, out)]
         store = "cp.reduce.async.bulk.tensor.{rank}d.global.shared::cta.add.tile.bulk_group"
-        body = _copy(*maps, source.nbytes, (0, 0), store=store)
+        body = copy_box(*maps, source.nbytes, (0, 0), store=store)
         for _ in range(2):
             _run(body, maps, source, out)
         assert (out == (0x4000 if kind is np.uint16 else 3)).all()
@@ -141,7 +141,7 @@ def test_reductions_add() -> None:
 def test_what_a_copy_needs(change: dict, kind: type[EmulationFault], schedule: str) -> None:
     source, out = aligned((8, 64), np.float16, 1), aligned((8, 64), np.float16)
     maps = [tensor_map(array, (64, 8), 3) for array in (source, out)]
-    body = _copy(*maps, 1024, (0, 0), **change)
+    body = copy_box(*maps, 1024, (0, 0), **change)
     if kind == ():
         _run(body, maps, source, out, schedule=schedule)
         return
@@ -192,13 +192,18 @@ def test_addresses_of_maps_and_boxes_are_checked() -> None:
     good = [tensor_map(array, (64, 8), 3) for array in (source, out)]
     odd = [tensor_map(source[:, 1:], (56, 8)), good[1]]
     with pytest.raises(Misaligned, match="tensor map of address"):
-        _run(_copy(*odd, 56 * 16, (0, 0)), odd, source, out)
+        _run(copy_box(*odd, 56 * 16, (0, 0)), odd, source, out)
     with pytest.raises(Misaligned, match="TMA load to shared memory"):
-        _run(_copy(*good, 1024, (0, 0)).replace("[%s], [%d10", "[%s+64], [%d10"), good, source, out)
+        _run(
+            copy_box(*good, 1024, (0, 0)).replace("[%s], [%d10", "[%s+64], [%d10"),
+            good,
+            source,
+            out,
+        )
     large = [tensor_map(np.lib.stride_tricks.as_strided(source, (16, 64)), (64, 16), 3), good[1]]
     with pytest.raises(OutOfBounds, match="past array 0"):
-        _run(_copy(*large, 2048, (0, 0)), large, source, out)
-    body = _copy(*good, 1024, (0, 0)).replace("@!%p1 bra DONE;", "")
+        _run(copy_box(*large, 2048, (0, 0)), large, source, out)
+    body = copy_box(*good, 1024, (0, 0)).replace("@!%p1 bra DONE;", "")
     with pytest.raises(IllegalOperand, match="different boxes"):
         _run(body.replace("{0, 0}], [%s];", "{%r0, 0}], [%s];"), good, source, out)
 
@@ -216,7 +221,7 @@ def test_a_map_that_a_kernel_wrote_is_acquired() -> None:
     one = "setp.eq.b32 %p1, %r0, 0; @!%p1 bra DONE;"
     execute(launch(f"{one} {words} DONE:", [built.ctypes.data], maps=maps), memory)
     acquire = "fence.proxy.tensormap::generic.acquire.gpu [%d0], 128;"
-    body = _copy(*maps, 1024, (0, 0)).replace(
+    body = copy_box(*maps, 1024, (0, 0)).replace(
         "mov.b64 %d10, m0; cvta.param.u64 %d10, %d10;", "mov.b64 %d10, %d0; @"
     )
     for text, fails in ((body.replace("@", "", 1), True), (body.replace("@", acquire, 1), False)):

@@ -26,7 +26,7 @@ from te_grouped_mlp.op import environment
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.layout import Output
 from te_grouped_mlp.op.plan import Reason
-from te_grouped_mlp.op.step import bias_gradient, inputs, ops_state, saved, weight_gradient
+from te_grouped_mlp.op.step import bias_gradient, inputs, intact, saved, weight_gradient
 from te_grouped_mlp.op.te import adapter, quantizers
 from te_grouped_mlp.op.tensors import checks, quantize
 from tests.op import fixtures
@@ -400,7 +400,7 @@ def _own_quantizers() -> None:
 
 
 def count_no_writes(patch: Patch) -> None:
-    patch.setattr(ops_state, "_written", lambda _weights: ())
+    patch.setattr(intact, "_written", lambda _weights: ())
 
 
 @repair("a backward refuses rewritten weights", count_no_writes)

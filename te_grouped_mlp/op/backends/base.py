@@ -98,21 +98,12 @@ class DactResult:
     activated: GroupedOperand | None
 
 
-def require_shape(name: str, shape: tuple[int, ...], allowed: tuple[int, int]) -> None:
-    """Check the shape of an argument of a device operation.
-
-    Raises:
-        ValueError: It is another.
-    """
-    if shape != allowed:
-        raise ValueError(f"{name} has shape {shape}; allowed: {allowed}")
-
-
 class Backend(Protocol):
     """Runs the four operations of a plan. Objects hold no state of a call.
 
-    Operations are called through `checked.CheckedBackend`, which compares layout, format, shape and
-    copies of the token operands, and axis and number of experts of the weights, with the plan.
+    Operations are called through `checked.CheckedBackend`, which compares with the plan: layout,
+    format, shape and copies of the token operands, axis and number of experts of the weights, the
+    shape of `out` and of the pre-activation; and the kernel with the operation.
     """
 
     def fc1_act(

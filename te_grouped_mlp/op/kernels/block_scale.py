@@ -283,7 +283,7 @@ def _check_groups(ends: torch.Tensor | None, members: int, rows: int, device: to
         _check_buffer("ends", ends, torch.int32, 1, device)
         if rows % TILE:
             raise ValueError(f"rows is {rows}; allowed: multiples of {TILE}, because ends is given")
-        return ends.numel()
+        return int(ends.numel())
     if members < 1 or rows % (members * BLOCK):
         raise ValueError(
             f"members is {members} for {rows} rows; allowed: equal members of a multiple of "

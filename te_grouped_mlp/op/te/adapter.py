@@ -163,7 +163,7 @@ def _activation_facts(op: Any) -> tuple[Activation, tuple[tuple[str, Any], ...]]
 
 def has_unit_scale(activation: Any, num_groups: int) -> bool:
     """Whether the probabilities of one group are one by agreement and their tensor is unused."""
-    return is_single_group(num_groups) and flag(activation, UNIT_SCALE_ATTRIBUTE)
+    return flag(activation, UNIT_SCALE_ATTRIBUTE) and is_single_group(num_groups)
 
 
 def problem_of(fc1: Any, activation: Any, fc2: Any, recipe: Any) -> Problem:

@@ -66,7 +66,8 @@ def current_of(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return contextlib.nullcontext()
-    return torch.cuda.device(device)
+    there: contextlib.AbstractContextManager[Any] = torch.cuda.device(device)
+    return there
 
 
 def on_device_of_tensor(run: F) -> F:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformer_engine.pytorch  # noqa: F401  (brings tex, which the op imports)
 
 from te_grouped_mlp.op.layout import Output
 from te_grouped_mlp.op.step import bias_gradient
