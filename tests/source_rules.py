@@ -71,6 +71,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
         "op.step",
         "op.te",
         "op.tensors",
+        "op.tensors.digest",
         "op.tensors.memory",
         "op.tensors.tensor_dataclass",
         "op.extension",
@@ -123,12 +124,13 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("op.step.saved",),
     ("op.step.intact",),
     ("op.step.inputs", "op.step.bias_gradient", "op.step.data_gradient", "op.step.weight_gradient"),
-    ("op.fusion", "op.step.unfused"),
+    ("op.fusion", "op.row_padding", "op.step.unfused"),
     ("op.explain",),
     ("integration.upstream_api",),
     ("_fork",),
     ("patches",),
-    ("emulator.process", "emulator.launches", "emulator.own_launches"),
+    ("checkpoint",),
+    ("emulator.process", "emulator.launches", "emulator.launch_results", "emulator.own_launches"),
     ("measure", "cli", "_command", "emulator.padded_step"),
 )
 UPWARD_ALLOWED = {
@@ -141,6 +143,8 @@ UPWARD_ALLOWED = {
     ("", "integration.standalone"),
     ("", "op"),
     ("", "op.explain"),
+    ("", "op.row_padding"),
+    ("", "op.tensors.digest"),
     ("", "patches"),
 }
 # Where a module is imported by a name that is put together at run time, and what names it can be.

@@ -103,6 +103,18 @@ class EmulatedGpu:
         """Notice in the block what code writes there that torch does not count (see `tensors`)."""
         return self._allocations.watch(addresses)
 
+    def compile(self, function: Any, *args: Any, options: str = "", **keywords: Any) -> Any:
+        """Compile a ``cute.jit`` function as `cute.compile` does, and return it `compiled`.
+
+        Raises:
+            RuntimeError: Its host code calls what the emulator's CUDA runtime does not have.
+        """
+        from cutlass import cute
+
+        chosen = f"--enable-tvm-ffi {options}"
+        built = runtime.explained(cute.compile, function, *args, options=chosen, **keywords)
+        return self.compiled(built)
+
     def compiled(self, function: Any) -> EmulatedFunction:
         """Return a compiled function as one that takes CPU tensors and runs here.
 
@@ -150,7 +162,7 @@ def ptx_of(function: Any) -> str:
     found = getattr(function, "__ptx__", None)
     if not found:
         raise ValueError(
-            f"{type(function).__name__} carries no PTX; allowed: functions that "
-            "cute.compile made after the EmulatedGpu"
+            f"{type(function).__name__} carries no PTX; allowed: functions that cute.compile made "
+            "after the EmulatedGpu"
         )
     return found if "\n" in found else Path(found).read_text(encoding="utf-8")

@@ -39,12 +39,16 @@ def feature_refusals(
         )
     if act.is_gated and act.interleave not in interleaves:
         listed = " or ".join(str(width) for width in interleaves)
-        yield Reject(Reason.INTERLEAVE, f"interleave is {act.interleave}; allowed: {listed}")
+        yield Reject(
+            Reason.INTERLEAVE,
+            f"interleave is {act.interleave}; allowed: {listed}; `te-grouped-mlp convert` reorders "
+            "FC1 of a checkpoint",
+        )
 
 
 def activation_refusals(problem: Problem, is_computed: Callable[[Row], bool]) -> Iterator[Reject]:
     """Yield a refusal of an activation whose row says that the kernels do not compute it."""
     kind = problem.activation.kind
     if not is_computed(kind.row):
-        allowed = ", ".join(kind.value for kind in Activation if is_computed(kind.row))
+        allowed = ", ".join(other.value for other in Activation if is_computed(other.row))
         yield Reject(Reason.OPTION, f"activation is {kind.value}; allowed: {allowed}")

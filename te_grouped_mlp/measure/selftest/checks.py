@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from te_grouped_mlp.cli.replay import digest, disturbance
+from te_grouped_mlp.cli.replay import disturbance
 from te_grouped_mlp.measure import step
 from te_grouped_mlp.measure.selftest import exact
 from te_grouped_mlp.measure.selftest.cases import Case
@@ -23,6 +23,7 @@ from te_grouped_mlp.op.layout import Output
 from te_grouped_mlp.op.plan import Plan, Reject
 from te_grouped_mlp.op.problem import Call, TensorKind
 from te_grouped_mlp.op.tensors import memory
+from te_grouped_mlp.op.tensors.digest import digest
 
 Outputs = dict[str, torch.Tensor]
 
