@@ -131,12 +131,12 @@ _CUDNN_BACKEND = (
     Mutation(
         "parameter that a kernel divides by not looked at", f"{_CUDNN}/capability.py",
         "_parameter_refusals",
-        "each.is_divisor and not value > 0", "False",
+        "parameter.is_divisor and not value > 0", "False",
         f"{_TESTS}/cudnn/test_capability.py::test_refused_problems",
     ),
     Mutation(
         "offsets ignored by the kernel", f"{_CUDNN}/arguments.py", "glu",
-        "{RUNTIME_OFFSETS: (call.all_rows, False)}", "{RUNTIME_OFFSETS: (True, False)}",
+        "{RUNTIME_OFFSETS: (shared.all_rows, False)}", "{RUNTIME_OFFSETS: (True, False)}",
         f"{_TESTS}/cudnn/test_step.py::test_choices",
     ),
     Mutation(
