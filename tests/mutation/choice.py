@@ -129,7 +129,8 @@ _SELECTION = (
         f"{_TESTS}/test_bad_input.py::test_what_does_not_fit_is_declined_with_one_line",
     ),
     Mutation(
-        "another order of gate and linear accepted", f"{_OP}/shape_constraints.py", "feature_refusals",
+        "another order of gate and linear accepted", f"{_OP}/shape_constraints.py",
+        "feature_refusals",
         "if act.is_gated and act.interleave not in interleaves:", "if False:",
         f"{_TESTS}/test_bad_input.py::test_what_does_not_fit_is_declined_with_one_line",
     ),
@@ -140,12 +141,12 @@ _FUSION = (
         "named backend that does not run passed over in silence", f"{_OP}/fusion.py",
         "_fuse_triple",
         "_require_requested(decision)", "pass",
-        f"{_TESTS}/test_fallback.py::test_a_named_backend_that_cannot_run_raises",
+        f"{_TESTS}/test_fusion.py::test_a_named_backend_that_cannot_run_raises",
     ),
     Mutation(
         "switch of the fused op ignored", f"{_OP}/fusion.py", "_decide",
         "if not switches.fused:", "if False:",
-        f"{_TESTS}/test_fallback.py::test_the_switch_off",
+        f"{_TESTS}/test_fusion.py::test_the_switch_off",
     ),
     Mutation(
         "replaced probe that says no ignored", f"{_OP}/fusion.py", "_decide",
@@ -161,7 +162,7 @@ _FUSION = (
     Mutation(
         "decision not said", f"{_OP}/decisions.py", "add",
         "if switched_off or not is_first_rank():", "if True:",
-        f"{_TESTS}/test_fallback.py::test_the_first_rank_speaks_once",
+        f"{_TESTS}/test_fusion.py::test_the_first_rank_speaks_once",
     ),
     Mutation(
         "step that was not fused not counted", f"{_OP}/decisions.py", "add",
