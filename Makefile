@@ -7,6 +7,7 @@
 #   make test PYTEST_ARGS="-k layout" the tests
 #   make VENV=.venv-2.13 TORCH=torch==2.13.0 test   the same with a chosen torch, beside the other
 #   make PIP_ARGS="--pre" test        arguments for every pip call
+#   make emulator-score               how many removed waits of the kernels the emulator notices
 #   make PY=python3 test-gpu          the tests of a device, in an environment that has everything
 
 PYTHON ?= python3
@@ -38,7 +39,7 @@ BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt te_grouped_mlp.pth $(shel
 # The tests and the wheel have the C++ extension, or fail here.
 export TE_GROUPED_MLP_REQUIRE_EXTENSION := 1
 
-.PHONY: help venv repro test test-slow test-torch test-gpu mutation lint bench wheel aarch64 clean FORCE
+.PHONY: help venv repro test test-slow test-torch test-gpu mutation emulator-score lint bench pictures wheel aarch64 clean FORCE
 .DEFAULT_GOAL := help
 
 help:
@@ -108,12 +109,20 @@ lint: venv
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
+# Minutes: removed waits, fences and barriers of the GPU kernels, executed on an emulated GPU.
+emulator-score: $(KERNELS_STAMP)
+	OMP_NUM_THREADS=1 $(PY) -m tests.emulator.score
+
 # Each program prints its own table; one that fails, by its correctness gate or by an aim that the
 # machine misses, does not keep the others from running.
 bench: venv
 	@failed=; for file in benchmarks/bench_*.py; do \
 	    echo "== $$file"; $(PY) $$file || failed="$$failed $$file"; \
 	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
+
+# What the README shows of `repro`.
+pictures: $(STAMP)
+	OMP_NUM_THREADS=1 $(PY) docs/draw_repro.py
 
 wheel: venv
 	$(PY) -m build

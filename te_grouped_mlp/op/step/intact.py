@@ -106,13 +106,19 @@ def require(
     # The op's own tensors can come back as others, but nobody else has them to free their memory.
     splits, kind = state.splits, capacity.require_kind
     kind("saved splits", splits.sizes, (groups,), (torch.int64,), device)
-    kind("saved ends", splits.ends, (groups,), (torch.int32,), device)
-    kind("saved offsets", splits.offsets, (groups + 1,), (torch.int64,), device)
+    kind("saved group_end_offsets", splits.group_end_offsets, (groups,), (torch.int32,), device)
+    kind("saved group_offsets", splits.group_offsets, (groups + 1,), (torch.int64,), device)
     for width, offsets in splits.element_offsets.items():
         name = f"saved offsets of {width} features"
         kind(name, offsets, (groups + 1,), (torch.int64,), device)
-    if splits.starts is not None:
-        kind("saved starts", splits.starts, (groups + 1,), (torch.int32,), device)
+    if splits.group_offsets_int32 is not None:
+        kind(
+            "saved group_offsets_int32",
+            splits.group_offsets_int32,
+            (groups + 1,),
+            (torch.int32,),
+            device,
+        )
     if splits.fault is not None:
         kind("saved fault", splits.fault, (1,), (torch.int64,), device)
     if state.prob is not None:

@@ -16,10 +16,10 @@ import torch
 
 from te_grouped_mlp.op.extension import _C
 from te_grouped_mlp.op.tensors import capacity
-from te_grouped_mlp.op.tensors.record import record
+from te_grouped_mlp.op.tensors.tensor_dataclass import tensor_dataclass
 
 
-@record
+@tensor_dataclass
 class Stacked:
     """One tensor over all experts, and a sequence of theirs in the experts' order.
 

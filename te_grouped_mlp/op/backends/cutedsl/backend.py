@@ -125,7 +125,7 @@ class CuteDslBackend:
             bias=bias, bias_scale=scale,
         )  # fmt: skip
         if epilogue.zero_tail and not plan.call.rows_are_full:
-            zero_tail(target, a.splits.ends)
+            zero_tail(target, a.splits.group_end_offsets)
         if target is not out:
             out.copy_(target)
 
@@ -201,9 +201,15 @@ def _finished(
     dprob = bias_grad = None
     if partials is not None:
         rows = plan.layout.buffer_rows
-        dprob = reduce_row_partials(partials, splits.ends) if rows else partials.new_zeros(0)
+        dprob = (
+            reduce_row_partials(partials, splits.group_end_offsets)
+            if rows
+            else partials.new_zeros(0)
+        )
     if epilogue.want_bias_grad:
-        bias_grad = group_reductions.column_sums(grad, splits.sizes, group_end_offsets=splits.ends)
+        bias_grad = group_reductions.column_sums(
+            grad, splits.sizes, group_end_offsets=splits.group_end_offsets
+        )
         if spec.is_gated:
             bias_grad = arguments.out_of_pairs(bias_grad, spec.interleave)
     activated = None
@@ -215,7 +221,7 @@ def _finished(
     result = _operand(
         plan, splits, grad,
         row=Output.DX in plan.call.wanted, column=epilogue.want_column,
-        keep_quantized_for_backward=problem.fc1.delay_wgrad, paired=spec.is_gated,
+        keep_quantized_for_backward=problem.fc1.delay_wgrad, gate_linear_interleaved=spec.is_gated,
     )  # fmt: skip
     return DactResult(result, dprob, bias_grad, activated)
 

@@ -210,7 +210,9 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def _sizes(splits: Splits) -> tuple[int, ...]:
-    return splits.host if splits.host is not None else tuple(splits.sizes.tolist())
+    return (
+        splits.sizes_on_host if splits.sizes_on_host is not None else tuple(splits.sizes.tolist())
+    )
 
 
 def _dequantize(copy: QuantizedCopy, fmt: Format, cols: int, segment: Segment) -> torch.Tensor:

@@ -95,7 +95,7 @@ class _GroupedMLP_CuTeGEMMBase(upstream_api.UpstreamSeams, FusedOperation):  # n
 
         Extra inputs are FC1's split sizes, the probabilities, FC2's split sizes (the same tensor)
         and, with ``scale_bias``, the probabilities again. ``output`` (FC2) and ``grad_input`` (FC1)
-        may be given as keywords; their rows past the live ones keep their content.
+        may be given as keywords; their rows past the valid ones keep their content.
 
         Raises:
             ValueError, TypeError, RuntimeError: Before any kernel; the message names the argument.
