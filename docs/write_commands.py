@@ -15,8 +15,8 @@ PAGE = Path(__file__).parent / "commands.md"
 _HEAD = """# The commands
 
 Written by `make reference` from the parsers; `--help` says the same. Exit codes: 0 good, 1 found
-something or failed, 2 bad arguments, 130 stopped by Ctrl-C. Every command takes `--traceback`, which
-shows where an error came from.
+something or failed, 2 bad arguments, 130 stopped by Ctrl-C. Every command takes `--traceback`,
+which shows where an error came from.
 """
 _EVERYWHERE = ("--help", "--traceback")
 
