@@ -7,6 +7,7 @@
 #   make test PYTEST_ARGS="-k layout" the tests
 #   make VENV=.venv-2.13 TORCH=torch==2.13.0 test   the same with a chosen torch, beside the other
 #   make PIP_ARGS="--pre" test        arguments for every pip call
+#   make emulator-score               how many removed waits of the kernels the emulator notices
 #   make PY=python3 test-gpu          the tests of a device, in an environment that has everything
 
 PYTHON ?= python3
@@ -38,7 +39,8 @@ BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt te_grouped_mlp.pth $(shel
 # The tests and the wheel have the C++ extension, or fail here.
 export TE_GROUPED_MLP_REQUIRE_EXTENSION := 1
 
-.PHONY: help venv repro test test-slow test-torch test-gpu lint bench examples pictures reference wheel aarch64 clean FORCE
+.PHONY: help venv repro test test-slow test-torch test-gpu mutation emulator-score lint bench examples
+.PHONY: pictures reference wheel aarch64 clean FORCE
 .DEFAULT_GOAL := help
 
 help:
@@ -99,10 +101,18 @@ test-torch: $(DEV_STAMP)
 test-gpu: $(if $(filter command line,$(origin PY)),,$(KERNELS_STAMP))
 	PYTHONHASHSEED=0 $(PY) -m pytest -n $(GPU_JOBS) -m "gpu or sm90 or sm100" $(PYTEST_ARGS)
 
+# Faults in a copy of the source, each with the test that must find it.
+mutation: $(DEV_STAMP)
+	OMP_NUM_THREADS=1 $(PY) -m tests.mutation --jobs $(JOBS)
+
 lint: venv
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+
+# Minutes: removed waits, fences and barriers of the GPU kernels, executed on an emulated GPU.
+emulator-score: $(KERNELS_STAMP)
+	OMP_NUM_THREADS=1 $(PY) -m tests.emulator.score
 
 # Each program prints its own table; one that fails, by its correctness gate or by an aim that the
 # machine misses, does not keep the others from running.

@@ -17,7 +17,7 @@ from te_grouped_mlp.op import selection
 from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.backends.upstream import capability as upstream
 from te_grouped_mlp.op.environment import Environment
-from te_grouped_mlp.op.formats import MXFP8, NVFP4, UNQUANTIZED, DType
+from te_grouped_mlp.op.formats import DType
 from te_grouped_mlp.op.layout import Output
 from te_grouped_mlp.op.plan import Reject
 from te_grouped_mlp.op.problem import (
@@ -31,7 +31,6 @@ from te_grouped_mlp.op.problem import (
 UNFUSED = "unfused"
 RAISES = "raises"
 
-_FORMATS = {RecipeKind.MXFP8: MXFP8, RecipeKind.NVFP4: NVFP4, RecipeKind.NONE: UNQUANTIZED}
 _WIDTH = 1024
 _SEVERAL = 8
 _ROWS = 2048
@@ -145,7 +144,7 @@ def problem_of(question: Question, env: Environment) -> Problem:
     )
 
 
-def call_of(question: Question, *, full: bool) -> Call:
+def call_of(question: Question, problem: Problem, *, full: bool) -> Call:
     """Return a training call in which every output is wanted."""
     bias = question.bias
     absent = {Output.DB1: not bias.on_fc1, Output.DB2: not bias.on_fc2}
@@ -158,7 +157,7 @@ def call_of(question: Question, *, full: bool) -> Call:
         input_kind=TensorKind.PLAIN,
         unit_scale=False,
         deterministic=question.deterministic,
-        format=_FORMATS[question.recipe],
+        format=problem.format,
     )
 
 
@@ -168,10 +167,10 @@ def answer(question: Question, env: Environment) -> Answer:
     if selection.choose(problem, env) is None:
         return _upstream_answer(question, problem, env)
     # The op is fused, and each call asks every backend in the order.
-    plan, refusals = selection.first_plan(problem, call_of(question, full=False), env)
+    plan, refusals = selection.first_plan(problem, call_of(question, problem, full=False), env)
     if plan is None:
         return Answer(RAISES, refusals=tuple(refusals))
-    full, _ = selection.first_plan(problem, call_of(question, full=True), env)
+    full, _ = selection.first_plan(problem, call_of(question, problem, full=True), env)
     extents = [each.layout.extent.value for each in (full, plan) if each is not None]
     varying = plan.not_deterministic()
     outputs = tuple(

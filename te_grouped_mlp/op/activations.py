@@ -18,6 +18,7 @@ the unary ones as 0, because the kernels compare with zero instead of taking a m
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -67,17 +68,17 @@ class ActivationSpec:
     clamp_scale: float = 1.0
     recompute: bool = False
 
-    @property
+    @functools.cached_property
     def is_gated(self) -> bool:
         """Whether FC1 makes two values for each activated one."""
         return self.kind.is_gated
 
-    @property
+    @functools.cached_property
     def recomputes_input(self) -> bool:
         """Whether the backward makes FC2's input anew."""
         return self.recompute and self.kind.row.takes_recompute
 
-    @property
+    @functools.cached_property
     def expansion(self) -> int:
         """FC1 output features for each FC2 input feature."""
         return 2 if self.is_gated else 1

@@ -23,24 +23,20 @@ class DType(Enum):
     E8M0 = "float8_e8m0fnu"
     E2M1_X2 = "float4_e2m1fn_x2"
 
-    @classmethod
-    def of(cls, dtype: object) -> DType:
+    @staticmethod
+    @functools.cache
+    def of(dtype: object) -> DType:
         """Return the member for a torch dtype (or its name), without importing torch.
 
         Raises:
             TypeError: Naming the dtype and the allowed ones.
         """
-        return _dtype_of(dtype)
-
-
-@functools.cache
-def _dtype_of(dtype: object) -> DType:
-    name = str(dtype).removeprefix("torch.")
-    try:
-        return DType(name)
-    except ValueError:
-        allowed = ", ".join(member.value for member in DType)
-        raise TypeError(f"dtype is {name}; allowed: {allowed}") from None
+        name = str(dtype).removeprefix("torch.")
+        try:
+            return DType(name)
+        except ValueError:
+            allowed = ", ".join(member.value for member in DType)
+            raise TypeError(f"dtype is {name}; allowed: {allowed}") from None
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,7 @@ class Format:
     features_multiple: int
     tolerance: float
 
-    @property
+    @functools.cached_property
     def is_block_scaled(self) -> bool:
         """Whether operands carry block scales."""
         return self.block > 0

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from enum import Enum
 
@@ -86,7 +87,7 @@ class Plan:
     reuses_weights: bool = False
     split_multiple: int = 1
 
-    @property
+    @functools.cached_property
     def recomputes_activated(self) -> bool:
         """Whether FC2's input is made anew by the backward, on its way through the activation."""
         return self.problem.activation.recomputes_input and self.call.needs_dact

@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from enum import Enum
 
 from te_grouped_mlp.op.activations import ActivationSpec
-from te_grouped_mlp.op.formats import DType, Format
+from te_grouped_mlp.op.formats import MXFP8, NVFP4, UNQUANTIZED, DType, Format
 from te_grouped_mlp.op.layout import Output
 
 
@@ -50,6 +51,9 @@ class RecipeKind(Enum):
     OTHER = "other"
 
 
+_FORMATS = {RecipeKind.NONE: UNQUANTIZED, RecipeKind.MXFP8: MXFP8, RecipeKind.NVFP4: NVFP4}
+
+
 @dataclass(frozen=True)
 class Problem:
     """Facts that hold for every call of a fused op; fusion is decided on these alone.
@@ -73,6 +77,29 @@ class Problem:
     recipe_detail: str
     device: str
     dtype: DType
+
+    @functools.cached_property
+    def format(self) -> Format:
+        """The operand format of the recipe.
+
+        Raises:
+            ValueError: No fused op computes the recipe. TE fuses once for all recipes of one class.
+        """
+        fmt = _FORMATS.get(self.recipe)
+        if fmt is None:
+            detail = self.recipe_detail or self.recipe.value
+            raise ValueError(
+                f"recipe is {detail}, and the op was fused under another content of it; allowed: a "
+                "recipe of another class, or another module, for what the unfused ops compute"
+            )
+        return fmt
+
+    @functools.cached_property
+    def token_widths(self) -> tuple[int, ...]:
+        """The different feature widths of the token tensors of a step."""
+        fc1, fc2 = self.fc1, self.fc2
+        widths = fc1.in_features, fc1.out_features, fc2.in_features, fc2.out_features
+        return tuple(dict.fromkeys(widths))
 
     @property
     def text(self) -> str:
@@ -125,12 +152,12 @@ class Call:
         """Whether any of `outputs` is asked for."""
         return not self.wanted.isdisjoint(outputs)
 
-    @property
+    @functools.cached_property
     def needs_backward(self) -> bool:
         """Whether a backward may follow."""
         return self.wanted != frozenset({Output.Y})
 
-    @property
+    @functools.cached_property
     def needs_dact(self) -> bool:
         """Whether the backward goes through the activation."""
         return self.wants(Output.DX, Output.DW1, Output.DB1, Output.DPROB)

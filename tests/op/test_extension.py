@@ -20,7 +20,7 @@ import transformer_engine.pytorch  # noqa: F401  # over the extension, before a 
 
 from te_grouped_mlp.integration.standalone import loader
 from te_grouped_mlp.integration.standalone.tex import mxfp8
-from te_grouped_mlp.op import decisions, environment, extension
+from te_grouped_mlp.op import decisions, environment, explain, extension
 from te_grouped_mlp.op.kernels import group_reductions
 from tests.support import step
 from tests.support.step import StepCase
@@ -101,8 +101,8 @@ def test_what_is_slower_is_said_once(absent: Any, monkeypatch: Any, caplog: Any)
         decisions.count_step("cutedsl")
     assert len(caplog.messages) == 1
     assert extension.SLOWER in caplog.text
-    assert sum(extension.SLOWER in str(each) for each in decisions.explain()) == 1
-    assert extension.REMEDY in str(decisions.explain())
+    assert sum(extension.SLOWER in str(each) for each in explain.explain()) == 1
+    assert extension.REMEDY in str(explain.explain())
 
 
 @pytest.mark.skipif(not (ROOT / "benchmarks").is_dir(), reason="the tests lie outside a checkout")

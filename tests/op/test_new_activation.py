@@ -23,7 +23,7 @@ from te_grouped_mlp.cli import determinism, paths
 from te_grouped_mlp.integration.standalone.tex import activations as tex_activations
 from te_grouped_mlp.integration.standalone.tex import contract
 from te_grouped_mlp.measure.selftest import cases, checks
-from te_grouped_mlp.op import activations, fusion
+from te_grouped_mlp.op import activations, fusion, selection
 from te_grouped_mlp.op.activations import Activation, ActivationSpec, Evaluated, Parameter, Row
 from te_grouped_mlp.op.backends.cudnn import arguments as cudnn_arguments
 from te_grouped_mlp.op.backends.cudnn import capability as cudnn
@@ -174,7 +174,7 @@ def test_commands_and_upstreams_probes_know_it(
     assert cli_arguments.activations("all")[-1] is made_up
     question = paths.Question(made_up, RecipeKind.MXFP8, paths.Bias.NONE, 8, False)
     answer = paths.answer(question, determinism.environment(True))
-    assert answer.path == paths.UPSTREAM
+    assert answer.path == selection.UPSTREAM
     assert probes.refusal(made_up) is None
     _with(made_up, monkeypatch, probes=("_cudnn_frontend_supports_grouped_gemm_srelu",))
     monkeypatch.setattr(probes, "replaced", lambda _: lambda: False)

@@ -118,7 +118,7 @@ def _run(case: Case, runs: int, result: Result) -> None:
 
 
 def _once(model: Model, given: Batch, case: Case) -> Outputs:
-    with memory.hostile(_HOSTILE_BYTE):
+    with memory.poisoned(_HOSTILE_BYTE):
         found = model.run(given, mxfp8=case.format.is_block_scaled)
     model.require_fused()
     return found

@@ -43,10 +43,10 @@ def through_activation(
     assert state.pre_activation is not None
     epilogue = DactEpilogue(
         prob=state.prob,
-        want_dprob=call.wants(Output.DPROB),
-        want_bias_grad=call.wants(Output.DB1),
-        want_column=call.wants(Output.DW1),
-        want_activated=call.wants(Output.DW2) and plan.recomputes_activated,
+        want_dprob=Output.DPROB in call.wanted,
+        want_bias_grad=Output.DB1 in call.wanted,
+        want_column=Output.DW1 in call.wanted,
+        want_activated=Output.DW2 in call.wanted and plan.recomputes_activated,
     )
     return run.dact_dgrad(dy, w2, state.pre_activation, epilogue)
 
@@ -69,7 +69,7 @@ def of_input(
             whose tail is zero.
     """
     problem, call = state.plan.problem, state.plan.call
-    if not call.wants(Output.DX):
+    if Output.DX not in call.wanted:
         return None
     quantizer = state.ops.weight_quantizers[0]
     w1 = weights.for_backward(owners, quantizer, problem.fc1, state.w1, state.plan)

@@ -16,24 +16,23 @@ from te_grouped_mlp.op.formats import DType
 from te_grouped_mlp.op.layout import Output, is_single_group
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import Call, LinearSpec, Problem, TensorKind
-from te_grouped_mlp.op.te import adapter, carriers, quantizers
+from te_grouped_mlp.op.te import adapter, quantizers
 from te_grouped_mlp.op.te.adapter import (
     GRAD_INPUT_BUFFER_KEY,
     OUTPUT_BUFFER_KEY,
     GroupedTensor,
     compute_dtype,
-    format_of,
     parameters,
 )
 from te_grouped_mlp.op.te.probes import determinism_requested
 from te_grouped_mlp.op.tensors import checks, experts, memory
 from te_grouped_mlp.op.tensors.operands import torch_dtype
-from te_grouped_mlp.op.tensors.record import record
+from te_grouped_mlp.op.tensors.tensor_dataclass import tensor_dataclass
 
 _LARGEST_TILE = 256
 
 
-@record
+@tensor_dataclass
 class Inputs:
     """The checked arguments of one forward call.
 
@@ -73,16 +72,16 @@ def read_inputs(
     """
     if kwargs[0] or kwargs[2]:
         _check_buffer_owner(kwargs)
-    carriers.refuse(ops[0], carriers.INPUT)
-    carriers.refuse(ops[2], carriers.GRAD)
+    quantizers.refuse_carriers(ops[0], ops[2])
     weights = parameters(ops[0]), parameters(ops[2])
     device = weights[0][0].device
-    checks.same_device("FC2's weight", weights[1][0], device)
+    if weights[1][0].device != device:
+        raise checks.elsewhere("FC2's weight", weights[1][0], device)
     features = problem.fc1.in_features
     checks.tokens("input", input_, features, device)
     shape = tuple(input_.shape)
     if isinstance(input_, GroupedTensor):
-        if format_of(problem).is_block_scaled:
+        if problem.format.is_block_scaled:
             quantizers.require_readable("input", input_, block_scaled=True)
         if len(shape) != 2:
             raise ValueError(f"input has shape {shape}; allowed: two dimensions (GroupedTensor)")
@@ -90,7 +89,7 @@ def read_inputs(
         x = input_
     else:
         x = input_.detach() if len(shape) == 2 else input_.reshape(-1, features)
-    checks.rows("input", x.shape[0], format_of(problem).rows_multiple)
+    checks.rows("input", x.shape[0], problem.format.rows_multiple)
     checks.split_sizes(extra[0][0], extra[2][0], problem.num_groups, device)
     held = experts.read_parameters(ops, problem, weights, device)
     if problem.fc1.delay_wgrad or problem.fc2.delay_wgrad:
@@ -178,7 +177,7 @@ def read_call(
     """
     rows = inputs.x.shape[0]
     if host_splits is not None:
-        checks.split_values(host_splits, rows, format_of(problem).rows_multiple)
+        checks.split_values(host_splits, rows, problem.format.rows_multiple)
     return Call(
         rows=rows,
         dtype=DType.of(compute_dtype(inputs.weights[0][0])),
@@ -190,7 +189,7 @@ def read_call(
         ),
         unit_scale=inputs.prob is None,
         deterministic=determinism_requested(env.switches),
-        format=format_of(problem),
+        format=problem.format,
         split_multiple=None if host_splits is None else math.gcd(*host_splits, _LARGEST_TILE),
     )
 

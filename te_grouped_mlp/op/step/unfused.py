@@ -18,7 +18,7 @@ from te_grouped_mlp.op import decisions, selection
 from te_grouped_mlp.op.environment import Environment
 from te_grouped_mlp.op.plan import Reject
 from te_grouped_mlp.op.problem import Problem
-from te_grouped_mlp.op.te import carriers
+from te_grouped_mlp.op.te import quantizers
 
 Ops = Sequence[Any]
 
@@ -26,9 +26,13 @@ Ops = Sequence[Any]
 def takes(problem: Problem, env: Environment) -> bool:
     """Whether the content of the recipe is one that no backend computes, and says so.
 
+    Args:
+        problem: With a `recipe_detail`; without one there is nothing to ask.
+        env: The machine.
+
     False where a backend was named: that one runs, or planning raises.
     """
-    if not problem.recipe_detail or env.switches.backend != selection.AUTO:
+    if env.switches.backend != selection.AUTO:
         return False
     refused = selection.refusals(problem, env)
     if selection.choose(problem, env) is not None:
@@ -36,7 +40,7 @@ def takes(problem: Problem, env: Environment) -> bool:
     reason = next(iter(refused.values())).reason
     late = Reject(reason, f"{problem.recipe_detail}, and Transformer Engine does not fuse anew")
     steps = (*refused.items(), (selection.UPSTREAM, late))
-    decisions.record(decisions.Decision(problem, decisions.UNFUSED, steps))
+    decisions.add(decisions.Decision(problem, decisions.UNFUSED, steps))
     return True
 
 
@@ -54,8 +58,7 @@ def forward(
     Raises:
         RuntimeError: An op announces a tensor that it would misread.
     """
-    carriers.refuse(ops[0], carriers.INPUT)
-    carriers.refuse(ops[2], carriers.GRAD)
+    quantizers.refuse_carriers(ops[0], ops[2])
     outputs = []
     before = [prev_op_grad_output_quantizer, *(op.get_grad_output_quantizer() for op in ops[:-1])]
     after = [*(op.get_input_quantizer() for op in ops[1:]), next_op_input_quantizer]

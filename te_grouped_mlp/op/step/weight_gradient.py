@@ -16,8 +16,8 @@ from te_grouped_mlp.op.problem import LinearSpec
 from te_grouped_mlp.op.step.saved import Owners
 from te_grouped_mlp.op.te.adapter import clear_tensor_data, placeholder_grads
 from te_grouped_mlp.op.tensors import capacity, gradients, stacking, weights
-from te_grouped_mlp.op.tensors.device import current_of
 from te_grouped_mlp.op.tensors.gradients import WgradTarget
+from te_grouped_mlp.op.tensors.memory import current_of
 from te_grouped_mlp.op.tensors.operands import GroupedOperand, QuantizedCopy, torch_dtype
 
 _WANTED = {Kernel.FC1_WGRAD: Output.DW1, Kernel.FC2_WGRAD: Output.DW2}
@@ -43,12 +43,12 @@ def main_grad_targets(plan: Plan, owners: Owners, *, writes: bool = True) -> Tar
             or less memory than that takes.
     """
     problem = plan.problem
-    found = []
+    found: list[WgradTarget | None] = []
     for kernel, spec, weights_of, label in (
         (Kernel.FC1_WGRAD, problem.fc1, owners[0], "FC1"),
         (Kernel.FC2_WGRAD, problem.fc2, owners[1], "FC2"),
     ):
-        here = plan.call.wants(_WANTED[kernel]) and spec.main_grad and not spec.distributed
+        here = _WANTED[kernel] in plan.call.wanted and spec.main_grad and not spec.distributed
         if here and not hasattr(weights_of[0], "__fsdp_param__"):
             found.append(
                 gradients.main_grad_target(
@@ -93,7 +93,7 @@ def parameter_grads(
     if bias_grad is not None:
         bias_grad = bias_grad.to(torch_dtype(plan.call.dtype))
     given: Sequence[torch.Tensor | None] = [None] * len(owners)
-    if plan.call.wants(_WANTED[kernel]):
+    if _WANTED[kernel] in plan.call.wanted:
         assert x is not None
         assert dy is not None
         given = _weight_grads(op, owners, plan, run, kernel, x, dy, target, owns_x=owns_x)

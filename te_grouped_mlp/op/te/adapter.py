@@ -24,12 +24,13 @@ from transformer_engine.pytorch.utils import clear_tensor_data
 
 from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.environment import Switches
-from te_grouped_mlp.op.formats import MXFP8, NVFP4, UNQUANTIZED, DType, Format
+from te_grouped_mlp.op.formats import DType
 from te_grouped_mlp.op.layout import is_single_group
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.problem import LinearSpec, Problem, RecipeKind
 from te_grouped_mlp.op.step import split_guard
 from te_grouped_mlp.op.te import quantizers
+from te_grouped_mlp.op.te.quantizers import flag
 from te_grouped_mlp.op.tensors.operands import Splits
 
 __all__ = [
@@ -41,8 +42,6 @@ __all__ = [
     "activation_spec",
     "clear_tensor_data",
     "compute_dtype",
-    "flag",
-    "format_of",
     "has_unit_scale",
     "host_splits",
     "is_gemm_ready",
@@ -54,14 +53,11 @@ __all__ = [
     "placeholder_grads",
     "problem_of",
     "read_splits",
-    "widths",
 ]
 
 UNIT_SCALE_ATTRIBUTE = "_grouped_mlp_unit_activation_scale"
 
 GroupedLinear = basic.GroupedLinear
-
-_FORMATS = {RecipeKind.NONE: UNQUANTIZED, RecipeKind.MXFP8: MXFP8, RecipeKind.NVFP4: NVFP4}
 
 
 def leader(op: Any) -> torch.Tensor:
@@ -99,11 +95,6 @@ def _names(kind: str, num_groups: int) -> tuple[tuple[str, ...], Callable[[Any],
     """Return the names of parameters, and what takes them all out of a dictionary at once."""
     names = tuple(f"{kind}{index}" for index in range(num_groups))
     return names, operator.itemgetter(*names)
-
-
-def flag(op: Any, name: str) -> bool:
-    """Whether an op has an attribute that is true. A module is slow to say that it has none."""
-    return (name in op.__dict__ or hasattr(type(op), name)) and bool(getattr(op, name))
 
 
 def is_quantized(weight: torch.Tensor) -> bool:
@@ -158,20 +149,21 @@ def activation_spec(op: Any) -> ActivationSpec:
 
 
 def _activation_facts(op: Any) -> tuple[Activation, tuple[tuple[str, Any], ...]]:
-    kind = activation_kind(op)
+    kind = _kind_of(type(op))  # type: ignore[arg-type]  # a class can be hashed
     if kind is None:
         allowed = ", ".join(kind.value for kind in Activation if hasattr(basic, kind.value))
         raise TypeError(f"activation is {type(op).__name__}; allowed: {allowed}")
     values: list[tuple[str, Any]] = [("recompute", flag(op, "activation_recompute_in_mlp"))]
-    values += [(each.name, each.read(op)) for each in kind.row.parameters]
-    if kind.is_gated:
+    for each in kind.row.parameters:
+        values.append((each.name, each.read(op)))
+    if kind.row.is_gated:
         values.append(("interleave", op.glu_interleave_size or None))
     return kind, tuple(values)
 
 
 def has_unit_scale(activation: Any, num_groups: int) -> bool:
     """Whether the probabilities of one group are one by agreement and their tensor is unused."""
-    return is_single_group(num_groups) and flag(activation, UNIT_SCALE_ATTRIBUTE)
+    return flag(activation, UNIT_SCALE_ATTRIBUTE) and is_single_group(num_groups)
 
 
 def problem_of(fc1: Any, activation: Any, fc2: Any, recipe: Any) -> Problem:
@@ -214,12 +206,6 @@ def _problem_of(
     return Problem(num_groups, *linears, spec, recipe, detail, device, DType.of(dtype))
 
 
-def widths(problem: Problem) -> tuple[int, int, int, int]:
-    """Return the feature widths of the token tensors of a step."""
-    fc1, fc2 = problem.fc1, problem.fc2
-    return fc1.in_features, fc1.out_features, fc2.in_features, fc2.out_features
-
-
 def compute_dtype(weight: torch.Tensor) -> torch.dtype:
     """Return autocast's dtype where autocast is on, else the dtype of the weights."""
     device = weight.device.type
@@ -240,7 +226,7 @@ def host_splits(split_sizes: torch.Tensor, switches: Switches) -> tuple[int, ...
 
 def read_splits(
     split_sizes: torch.Tensor,
-    host: tuple[int, ...] | None,
+    sizes_on_host: tuple[int, ...] | None,
     plan: Plan,
     device: torch.device,
 ) -> Splits:
@@ -250,18 +236,18 @@ def read_splits(
 
     Args:
         split_sizes: int32 or int64 (G,).
-        host: The result of `host_splits`.
+        sizes_on_host: The result of `host_splits`.
         plan: Of the call; quantizing tokens takes element offsets of each width, the kernels on
             plain values take int32 row offsets.
         device: The op's device.
     """
     quantized = plan.call.format.is_block_scaled
-    unique = list(dict.fromkeys(widths(plan.problem))) if quantized else [1]
+    unique = plan.problem.token_widths if quantized else (1,)
     more = len(unique)
     split_sizes, fault = split_sizes.contiguous(), None
-    if host is None:
+    if sizes_on_host is None:
         split_sizes, fault = split_guard.checked(split_sizes, plan)
-    sizes, (ends, offsets, *rest) = tex.splits_to_offsets_multi(
+    sizes, (group_end_offsets, group_offsets, *rest) = tex.splits_to_offsets_multi(
         split_sizes,
         device,
         strides=[1, 1, *unique],
@@ -270,7 +256,15 @@ def read_splits(
         bulk_allocate=True,
     )
     elements = dict(zip(unique, rest, strict=True)) if quantized else {}
-    return Splits(sizes, ends, offsets, elements, host, None if quantized else rest[0], fault)
+    return Splits(
+        sizes,
+        group_end_offsets,
+        group_offsets,
+        elements,
+        sizes_on_host,
+        None if quantized else rest[0],
+        fault,
+    )
 
 
 def packed_bias(op: Any, dtype: torch.dtype) -> torch.Tensor | None:
@@ -287,22 +281,6 @@ def placeholder_grads(weights: Sequence[torch.Tensor]) -> list[torch.Tensor | No
     Sets ``grad_added_to_main_grad`` where a parameter has it, as Megatron expects.
     """
     return list(get_dummy_wgrads_for_params(list(weights)))
-
-
-def format_of(problem: Problem) -> Format:
-    """Return the operand format of a problem.
-
-    Raises:
-        ValueError: No fused op computes the recipe. TE fuses once for all recipes of one class.
-    """
-    fmt = _FORMATS.get(problem.recipe)
-    if fmt is None:
-        detail = problem.recipe_detail or problem.recipe.value
-        raise ValueError(
-            f"recipe is {detail}, and the op was fused under another content of it; allowed: a "
-            "recipe of another class, or another module, for what the unfused ops compute"
-        )
-    return fmt
 
 
 def is_gemm_ready(tensor: torch.Tensor) -> bool:

@@ -31,18 +31,14 @@ def tokens(name: str, tensor: torch.Tensor, features: int, device: torch.device)
         )
     if not tensor.dtype.is_floating_point:
         raise TypeError(f"{name} has dtype {tensor.dtype}; allowed: a floating-point dtype")
-    same_device(name, tensor, device)
+    if tensor.device != device:
+        raise elsewhere(name, tensor, device)
     capacity.require_memory(name, tensor)
 
 
-def same_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
-    """Check that a tensor lies on the op's device.
-
-    Raises:
-        ValueError: It lies elsewhere.
-    """
-    if tensor.device != device:
-        raise ValueError(f"{name} is on {tensor.device}; allowed: {device}, where the weights are")
+def elsewhere(name: str, tensor: torch.Tensor, device: torch.device) -> ValueError:
+    """Return the error for a tensor that does not lie on the op's device."""
+    return ValueError(f"{name} is on {tensor.device}; allowed: {device}, where the weights are")
 
 
 def rows(name: str, count: int, multiple: int) -> None:
@@ -135,7 +131,8 @@ def probabilities(
         raise TypeError(
             f"{name} has dtype {prob.dtype}; allowed: float64, float32, bfloat16 or float16"
         )
-    same_device(name, prob, device)
+    if prob.device != device:
+        raise elsewhere(name, prob, device)
     capacity.require_memory(name, prob)
     flat = prob.detach()
     if flat.dim() != 1 or not flat.is_contiguous():
@@ -185,7 +182,8 @@ def buffer(
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}; allowed: {shape}")
     if tensor.dtype != dtype:
         raise TypeError(f"{name} has dtype {tensor.dtype}; allowed: {dtype}")
-    same_device(name, tensor, device)
+    if tensor.device != device:
+        raise elsewhere(name, tensor, device)
     capacity.require_memory(name, tensor)
     if not tensor.is_contiguous():
         raise ValueError(f"{name} has strides {tensor.stride()}; allowed: contiguous")
@@ -202,22 +200,19 @@ def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
     if not first.numel() or not second.numel():
         return False
     start, other = first.data_ptr(), second.data_ptr()
-    return start < other + capacity.extent(second) and other < start + capacity.extent(first)
+    ends = start + capacity.extent(first), other + capacity.extent(second)
+    return bool(start < ends[1] and other < ends[0])
 
 
 def gradient(name: str, tensor: torch.Tensor, shape: tuple[int, ...], device: torch.device) -> None:
-    """Check a gradient buffer: `gradient_shape` and `gradient_kind`."""
-    gradient_shape(name, tensor, shape)
-    gradient_kind(name, tensor, device)
-
-
-def gradient_kind(name: str, tensor: torch.Tensor, device: torch.device) -> None:
-    """Check that a gradient buffer lies where its weight does and can hold a gradient.
+    """Check that a gradient buffer fits its weight and can hold a gradient.
 
     Raises:
-        RuntimeError: It lies elsewhere, its dtype is no floating-point one, or there is less memory
-            than its shape takes.
+        RuntimeError: It has another shape, lies elsewhere, its dtype is no floating-point one, or
+            there is less memory than its shape takes.
     """
+    if tensor.shape != shape:
+        raise RuntimeError(f"{name} has shape {tuple(tensor.shape)}; allowed: {shape}")
     if tensor.device != device:
         raise RuntimeError(f"{name} is on {tensor.device}; allowed: {device}, as its weight")
     if not tensor.dtype.is_floating_point:
@@ -226,13 +221,3 @@ def gradient_kind(name: str, tensor: torch.Tensor, device: torch.device) -> None
         capacity.require_memory(name, tensor)
     except ValueError as error:
         raise RuntimeError(str(error)) from None
-
-
-def gradient_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
-    """Check that a gradient buffer has the shape of its weight.
-
-    Raises:
-        RuntimeError: It has another shape.
-    """
-    if tuple(tensor.shape) != shape:
-        raise RuntimeError(f"{name} has shape {tuple(tensor.shape)}; allowed: {shape}")

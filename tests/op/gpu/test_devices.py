@@ -9,7 +9,7 @@ import os
 import pytest
 import torch
 
-from te_grouped_mlp.op.tensors.device import current_of
+from te_grouped_mlp.op.tensors.memory import current_of
 from tests.support import step
 from tests.support.step import StepCase
 

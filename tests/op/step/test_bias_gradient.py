@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformer_engine.pytorch  # noqa: F401  (brings tex, which the op imports)
 
 from te_grouped_mlp.op.layout import Output
 from te_grouped_mlp.op.step import bias_gradient
@@ -20,10 +21,9 @@ DB2, DPROB = Output.DB2, Output.DPROB
 
 
 def plan_of(wanted: set[Output], *, scaled: bool = True, grouped: bool = False) -> Any:
-    from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 
     case = Case(ACTIVATIONS["swiglu"], SIZES, sum(SIZES), fc2_bias=True, scale_bias=scaled)
-    plan = case.plan(ReferenceBackend())
+    plan = case.plan()
     fc2 = dataclasses.replace(plan.problem.fc2, single_grouped_bias=grouped)
     return dataclasses.replace(
         plan,
@@ -43,7 +43,8 @@ def test_only_what_is_wanted_is_summed(wanted: set[Output], scaled: bool) -> Non
     saved = bias_gradient.to_save(bias, plan)
     assert (saved is not None) is of_scale
     splits = SimpleNamespace(
-        sizes=torch.tensor(SIZES), ends=torch.tensor(SIZES).cumsum(0, dtype=torch.int32)
+        sizes=torch.tensor(SIZES),
+        group_end_offsets=torch.tensor(SIZES).cumsum(0, dtype=torch.int32),
     )
     state: Any = SimpleNamespace(plan=plan, splits=splits, prob=prob, bias2=saved)
     db2, dscale = bias_gradient.of_fc2(state, dy)

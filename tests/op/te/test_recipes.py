@@ -21,7 +21,7 @@ from transformer_engine.common.recipe import (
 import te_grouped_mlp
 from te_grouped_mlp.op.plan import Reason
 from te_grouped_mlp.op.problem import RecipeKind
-from te_grouped_mlp.op.te import recipes
+from te_grouped_mlp.op.te import quantizers
 from tests.support import step
 from tests.support.step import StepCase
 
@@ -34,15 +34,15 @@ KINDS = {MXFP8BlockScaling: RecipeKind.MXFP8, NVFP4BlockScaling: RecipeKind.NVFP
 @pytest.mark.parametrize("cls", KINDS, ids=lambda cls: cls.__name__)
 def test_the_known_fields_are_those_of_the_installed_version(cls: type) -> None:
     """A field that TE adds is unknown until somebody has looked at what it means here."""
-    assert vars(cls()).keys() <= recipes.KNOWN_FIELDS[cls]
-    assert recipes.read(cls()) == (KINDS[cls], "")
+    assert vars(cls()).keys() <= quantizers.KNOWN_FIELDS[cls]
+    assert quantizers.read_recipe(cls()) == (KINDS[cls], "")
 
 
 @pytest.mark.parametrize("cls", KINDS, ids=lambda cls: cls.__name__)
 def test_what_the_kernels_compute_needs_no_field_at_its_default(cls: type) -> None:
     options = {"fp8_dpa": True, "fp8_mha": True}
-    assert recipes.read(cls(**options)) == (KINDS[cls], "")
-    assert recipes.read(MXFP8BlockScaling(enable_2d_quantization=True)) == (
+    assert quantizers.read_recipe(cls(**options)) == (KINDS[cls], "")
+    assert quantizers.read_recipe(MXFP8BlockScaling(enable_2d_quantization=True)) == (
         RecipeKind.MXFP8,
         "",
     )
@@ -51,7 +51,7 @@ def test_what_the_kernels_compute_needs_no_field_at_its_default(cls: type) -> No
 @pytest.mark.parametrize(
     ("recipe", "detail"),
     [
-        (MXFP8BlockScaling(fp8_format=Format.HYBRID), recipes.HYBRID),
+        (MXFP8BlockScaling(fp8_format=Format.HYBRID), quantizers.HYBRID),
         (NVFP4BlockScaling(disable_rht=True), "rht disabled"),
         (NVFP4BlockScaling(row_scaled_activation=True), "row_scaled_activation is True"),
         (NVFP4BlockScaling(nvfp4_4over6="weights"), "nvfp4_4over6 is 'weights'"),
@@ -59,14 +59,14 @@ def test_what_the_kernels_compute_needs_no_field_at_its_default(cls: type) -> No
     ids=["hybrid", "no rht", "row-scaled", "4 over 6"],
 )
 def test_content_that_fusion_depends_on(recipe: Any, detail: str) -> None:
-    assert recipes.read(recipe) == (KINDS[type(recipe)], detail)
+    assert quantizers.read_recipe(recipe) == (KINDS[type(recipe)], detail)
 
 
 def test_a_recipe_of_another_kind() -> None:
-    assert recipes.read(None) == (RecipeKind.NONE, "")
-    assert recipes.read(Float8BlockScaling()) == (RecipeKind.OTHER, "Float8BlockScaling")
+    assert quantizers.read_recipe(None) == (RecipeKind.NONE, "")
+    assert quantizers.read_recipe(Float8BlockScaling()) == (RecipeKind.OTHER, "Float8BlockScaling")
     custom = CustomRecipe(qfactory=lambda role: role)
-    assert recipes.read(custom) == (RecipeKind.OTHER, "CustomRecipe")
+    assert quantizers.read_recipe(custom) == (RecipeKind.OTHER, "CustomRecipe")
 
 
 def subclass(base: type) -> Any:
@@ -94,7 +94,7 @@ UNKNOWN = {"subclass": subclass, "field": new_field, "attribute": new_attribute}
 @pytest.mark.parametrize("base", KINDS, ids=lambda cls: cls.__name__)
 @pytest.mark.parametrize("what", UNKNOWN)
 def test_what_is_not_known_is_no_recipe_of_ours(what: str, base: type) -> None:
-    kind, detail = recipes.read(UNKNOWN[what](base))
+    kind, detail = quantizers.read_recipe(UNKNOWN[what](base))
     assert kind is RecipeKind.OTHER
     assert base.__name__ in detail
     assert ("rounds_weights is True" in detail) is (what == "attribute")
@@ -122,9 +122,9 @@ def test_an_unknown_field_counts_unless_it_is_off(
     """Also at its default, where that is something: it may come from an environment variable."""
     fields = [("novelty", type(default), dataclasses.field(default=default))]
     cls: Any = dataclasses.make_dataclass("Newer", fields, bases=(MXFP8BlockScaling,), repr=False)
-    known = recipes.KNOWN_FIELDS[MXFP8BlockScaling]
-    monkeypatch.setattr(recipes, "KNOWN_FIELDS", {cls: known})
-    kind, detail = recipes.read(cls(novelty=value))
+    known = quantizers.KNOWN_FIELDS[MXFP8BlockScaling]
+    monkeypatch.setattr(quantizers, "KNOWN_FIELDS", {cls: known})
+    kind, detail = quantizers.read_recipe(cls(novelty=value))
     assert (kind is not RecipeKind.OTHER) is off
     assert off or f"novelty is {value!r}" in detail
 

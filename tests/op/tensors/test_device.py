@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from te_grouped_mlp.op.layout import Kernel
-from te_grouped_mlp.op.tensors import device
+from te_grouped_mlp.op.tensors import memory
 from tests.support import step
 from tests.support.step import StepCase
 
@@ -103,7 +103,7 @@ def test_the_device_is_left_alone_where_it_is_right(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device", None)
     for right in (torch.device("cuda", 0), torch.device("cpu")):
-        with device.current_of(right):
+        with memory.current_of(right):
             assert current == [0]
 
 

@@ -157,10 +157,6 @@ def _is_sequence(value: Any) -> bool:
     return hasattr(type(value), "__getitem__") and not isinstance(value, (str, bytes, dict))
 
 
-def _are_tensors(values: Any) -> bool:
-    return all(issubclass(kind, torch.Tensor) for kind in set(map(type, values)))
-
-
 def _is_te_dtype(value: Any) -> bool:
     # One of kByte, ..., kFloat4E2M1, as a number.
     return isinstance(value, int) and 0 <= value <= 10
@@ -179,6 +175,15 @@ _CONVERTERS: dict[str, Callable[[Any], bool]] = {
     "torch.dtype": lambda value: isinstance(value, torch.dtype),
 }
 
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+_USUAL: dict[str, frozenset[type]] = {
+    "bool": frozenset({bool}),
+    "int": frozenset({int}),
+    "torch.Tensor": _TENSORS,
+    "torch.dtype": frozenset({torch.dtype}),
+}
+"""Types that the binding converts whatever their values."""
+
 
 @functools.cache
 def _converter(annotation: str) -> Callable[[Any], bool]:
@@ -189,17 +194,18 @@ def _converter(annotation: str) -> Callable[[Any], bool]:
     if annotation == "Sequence[Any]":
         return _is_sequence
     if annotation.startswith("Sequence["):
-        inner = _converter(annotation[len("Sequence[") : -1])
-        if inner is _CONVERTERS["torch.Tensor"]:
-            return lambda value: _is_sequence(value) and _are_tensors(value)
-        return lambda value: _is_sequence(value) and all(map(inner, value))
+        of = annotation[len("Sequence[") : -1]
+        inner, usual = _converter(of), _USUAL.get(of, frozenset())
+        # Lists have hundreds of entries, of one type or two.
+        return lambda value: (
+            _is_sequence(value) and (usual.issuperset(map(type, value)) or all(map(inner, value)))
+        )
     return _CONVERTERS[annotation]
 
 
 # Devices and memory -------------------------------------------------------------------------------
 
 _NOWHERE = frozenset({int, float, bool, str, bytes, type(None), torch.dtype})
-_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def _parts(value: Any) -> Sequence[Any]:
@@ -222,6 +228,8 @@ def _check_tensors(function: str, given: Arguments, allowed: tuple[str, ...]) ->
     """Check where every tensor lies, and that its storage covers it."""
     for name, value in given.items():
         parts = _parts(value)
+        if not parts:
+            continue
         for device in {getattr(part, "device", part) for part in parts}:
             if device.type not in allowed:
                 where = " and ".join(map(str.upper, allowed))
@@ -229,5 +237,5 @@ def _check_tensors(function: str, given: Arguments, allowed: tuple[str, ...]) ->
                     f"{function} was given a tensor on {device}; standalone implements it for "
                     f"{where} tensors only"
                 )
-        if parts and not isinstance(value, torch.device):
+        if not isinstance(value, torch.device):
             stacking.require(f"{function}: {name}[{{}}]", parts, capacity.require_memory, cut=True)

@@ -84,7 +84,8 @@ def _carve(
     starts: list[int] = []
     end = 0
     for shape, dtype, alignment in zip(shapes, dtypes, alignments, strict=True):
-        starts.append(_round_up(end, max(alignment, dtype.itemsize)))
+        multiple = max(alignment, dtype.itemsize)
+        starts.append(-(-end // multiple) * multiple)
         end = starts[-1] + math.prod(shape) * dtype.itemsize
     widest = max([1, *alignments])
     raw = memory.empty((end + widest,), torch.uint8, device)
@@ -131,11 +132,11 @@ def splits_to_offsets(first_dims: torch.Tensor, logical_last_dim: int) -> torch.
     return offsets
 
 
-_INTEGERS = (torch.int32, torch.int64)
+_INTEGERS = frozenset({torch.int32, torch.int64})
 
 
 def _as_many(a: Arguments) -> str | None:
-    counts = [len(a[name]) for name in ("strides", "include_leading_zero", "dtypes")]
+    counts = len(a["strides"]), len(a["include_leading_zero"]), len(a["dtypes"])
     if len(set(counts)) == 1:
         return None
     return (
@@ -152,7 +153,7 @@ def _a_row_of_splits(a: Arguments) -> str | None:
 
 
 def _integer_results(a: Arguments) -> str | None:
-    if all(dtype in _INTEGERS for dtype in a["dtypes"]):
+    if _INTEGERS.issuperset(a["dtypes"]):
         return None
     return f"dtypes is {list(a['dtypes'])}; allowed: int32, int64"
 

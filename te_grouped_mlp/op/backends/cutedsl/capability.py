@@ -14,12 +14,12 @@ import functools
 from collections.abc import Iterator
 
 from te_grouped_mlp.op.environment import STANDALONE_SWITCH, Environment
-from te_grouped_mlp.op.fit import INTERLEAVE, activation_refusals, feature_refusals
-from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED, DType
+from te_grouped_mlp.op.formats import DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
 from te_grouped_mlp.op.packages import Absent
 from te_grouped_mlp.op.plan import Plan, Reason, Reject, planned
 from te_grouped_mlp.op.problem import Call, Problem, RecipeKind, TensorKind
+from te_grouped_mlp.op.shape_constraints import INTERLEAVE, activation_refusals, feature_refusals
 
 NAME = "cutedsl"
 
@@ -27,7 +27,7 @@ MAX_ROWS = 1 << 30
 """The ragged tensor maps of the main loops shift rows by this much."""
 
 _HOPPER, _BLACKWELL = (9, 0), 10
-_FORMATS = {RecipeKind.MXFP8: MXFP8, RecipeKind.NONE: UNQUANTIZED}
+_RECIPES = (RecipeKind.MXFP8, RecipeKind.NONE)
 _PROB_DTYPES = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
 _QUACK = "0.6.5"
 _CUTLASS_DSL = (4, 8)
@@ -76,20 +76,21 @@ def plan(problem: Problem, call: Call, env: Environment) -> Plan | Reject:
 
 
 def _problem_refusals(problem: Problem, env: Environment, *, steps_in: bool) -> Iterator[Reject]:
-    if problem.device != "cuda":
-        yield Reject(Reason.DEVICE, f"device is {problem.device}; allowed: cuda")
+    device = "cpu" if env.emulated else "cuda"
+    if problem.device != device:
+        yield Reject(Reason.DEVICE, f"device is {problem.device}; allowed: {device}")
     steps_in = steps_in and problem.recipe is RecipeKind.MXFP8
     yield from _architecture_refusals(env, steps_in or env.switches.backend == NAME)
     if problem.recipe is RecipeKind.MXFP8 and env.sm == _HOPPER and not env.standalone:
         detail = "SM is 9.0, where Transformer Engine's extension has no MXFP8; allowed: SM 10.x"
         allowed = f"or a Transformer Engine without extension and {STANDALONE_SWITCH}=1"
         yield Reject(Reason.ARCHITECTURE, f"{detail}, {allowed}")
-    fmt = _FORMATS.get(problem.recipe)
-    if fmt is None:
-        allowed = ", ".join(recipe.value for recipe in _FORMATS)
+    if problem.recipe not in _RECIPES:
+        allowed = ", ".join(recipe.value for recipe in _RECIPES)
         detail = problem.recipe_detail or problem.recipe.value
         yield Reject(Reason.RECIPE, f"recipe is {detail}; allowed: {allowed}")
         return
+    fmt = problem.format
     if fmt.is_block_scaled and problem.recipe_detail:
         yield Reject(Reason.GRADIENT_FORMAT, f"{problem.recipe_detail}; allowed: E4M3 throughout")
     if problem.dtype is not DType.BFLOAT16:
@@ -131,7 +132,7 @@ def _minor(version: str) -> tuple[int, ...]:
 
 
 def _call_refusals(problem: Problem, call: Call) -> Iterator[Reject]:
-    fmt = _FORMATS[problem.recipe]
+    fmt = problem.format
     if call.format != fmt:
         detail = f"format is {call.format.name}; recipe {problem.recipe.value} has {fmt.name}"
         yield Reject(Reason.RECIPE, detail)

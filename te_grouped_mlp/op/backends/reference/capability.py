@@ -12,16 +12,16 @@ from collections.abc import Iterator
 
 from te_grouped_mlp.op.activations import wrappers
 from te_grouped_mlp.op.environment import Environment
-from te_grouped_mlp.op.fit import INTERLEAVE, feature_refusals
-from te_grouped_mlp.op.formats import MAX_QUANTIZED_GROUPS, MXFP8, UNQUANTIZED, DType
+from te_grouped_mlp.op.formats import MAX_QUANTIZED_GROUPS, DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
 from te_grouped_mlp.op.packages import RUNTIME_OFFSETS, Absent
 from te_grouped_mlp.op.plan import Plan, Reason, Reject, planned
 from te_grouped_mlp.op.problem import Call, Problem, RecipeKind, TensorKind
+from te_grouped_mlp.op.shape_constraints import INTERLEAVE, feature_refusals
 
 NAME = "reference"
 
-_FORMATS = {RecipeKind.MXFP8: MXFP8, RecipeKind.NONE: UNQUANTIZED}
+_RECIPES = (RecipeKind.MXFP8, RecipeKind.NONE)
 _DTYPES = (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32)
 
 _PACKED = frozenset({RowExtent.PACKED})
@@ -63,12 +63,12 @@ def plan(problem: Problem, call: Call, env: Environment) -> Plan | Reject:
 
 def _problem_refusals(problem: Problem, env: Environment) -> Iterator[Reject]:
     yield from _device_refusals(problem, env)
-    fmt = _FORMATS.get(problem.recipe)
-    if fmt is None:
-        allowed = ", ".join(recipe.value for recipe in _FORMATS)
+    if problem.recipe not in _RECIPES:
+        allowed = ", ".join(recipe.value for recipe in _RECIPES)
         detail = problem.recipe_detail or problem.recipe.value
         yield Reject(Reason.RECIPE, f"recipe is {detail}; allowed: {allowed}")
         return
+    fmt = problem.format
     if fmt.is_block_scaled and problem.recipe_detail:
         yield Reject(Reason.GRADIENT_FORMAT, f"{problem.recipe_detail}; allowed: E4M3 throughout")
     if problem.dtype not in _DTYPES:
@@ -100,7 +100,7 @@ def _device_refusals(problem: Problem, env: Environment) -> Iterator[Reject]:
 
 
 def _call_refusals(problem: Problem, call: Call) -> Iterator[Reject]:
-    fmt = _FORMATS[problem.recipe]
+    fmt = problem.format
     if call.format != fmt:
         yield Reject(
             Reason.RECIPE,

@@ -13,7 +13,7 @@ import random
 import pytest
 import torch
 
-from te_grouped_mlp.op import decisions
+from te_grouped_mlp.op import explain
 from te_grouped_mlp.op.backends.cutedsl import arguments, launch
 from te_grouped_mlp.op.backends.cutedsl import compile as kernels
 from tests.op.backends.cutedsl.test_gpu import checksums
@@ -27,7 +27,7 @@ os.environ.setdefault("NVTE_GROUPED_MLP_STANDALONE", "1")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.sm90,
-    pytest.mark.usefixtures("fused_switch", "hostile_memory"),
+    pytest.mark.usefixtures("fused_switch", "poisoned_memory"),
 ]
 
 # Three products in a row with bf16 between them; a clamp's derivative jumps with the last bit.
@@ -51,7 +51,7 @@ def run(case, model=None, inputs=None):
     inputs = step.make_inputs(case) if inputs is None else inputs
     y = step.run_model(model, case, inputs)
     assert type(step.fused_op(model)).__name__.startswith("GroupedMLP_CuTeGEMM")
-    assert decisions.explain()[-1].path == "cutedsl", decisions.explain()
+    assert explain.explain()[-1].path == "cutedsl", explain.explain()
     return step.collect(case, model, inputs, y)
 
 

@@ -42,16 +42,15 @@ from te_grouped_mlp.op.step import (
     bias_gradient,
     data_gradient,
     intact,
-    ops_state,
     saved,
     split_guard,
     unfused,
     weight_gradient,
 )
 from te_grouped_mlp.op.step.inputs import Inputs, output_buffer, read_call, read_inputs
-from te_grouped_mlp.op.te import adapter, carriers, probes, quantizers
+from te_grouped_mlp.op.te import adapter, probes, quantizers
 from te_grouped_mlp.op.tensors import quantize, weights
-from te_grouped_mlp.op.tensors.device import on_device_of_tensor
+from te_grouped_mlp.op.tensors.memory import on_device_of_tensor
 from te_grouped_mlp.op.tensors.operands import Splits, torch_dtype
 
 DETERMINISTIC_DPROB = True
@@ -96,7 +95,7 @@ class _GroupedMLP_CuTeGEMMBase(upstream_api.UpstreamSeams, FusedOperation):  # n
 
         Extra inputs are FC1's split sizes, the probabilities, FC2's split sizes (the same tensor)
         and, with ``scale_bias``, the probabilities again. ``output`` (FC2) and ``grad_input`` (FC1)
-        may be given as keywords; their rows past the live ones keep their content.
+        may be given as keywords; their rows past the valid ones keep their content.
 
         Raises:
             ValueError, TypeError, RuntimeError: Before any kernel; the message names the argument.
@@ -105,7 +104,7 @@ class _GroupedMLP_CuTeGEMMBase(upstream_api.UpstreamSeams, FusedOperation):  # n
         fc1, activation, fc2 = self.basic_ops
         ops, env = (fc1, activation, fc2), probes.obeyed(environment.current(), type(activation))
         problem, ctx = self._problem(ops), basic_op_ctxs[0]
-        ctx.fused = not unfused.takes(problem, env)
+        ctx.fused = not (problem.recipe_detail and unfused.takes(problem, env))
         if not ctx.fused:
             given = basic_op_ctxs, input_, basic_op_extra_inputs, basic_op_kwargs
             return unfused.forward(ops, *given, **neighbours)
@@ -120,7 +119,7 @@ class _GroupedMLP_CuTeGEMMBase(upstream_api.UpstreamSeams, FusedOperation):  # n
         splits = adapter.read_splits(inputs.split_sizes, host, plan, inputs.x.device)
         state = _forward(ops, plan, inputs, splits, out)
         ctx.skeleton = None
-        if call.needs_backward:
+        if plan.call.needs_backward:
             ctx.skeleton, tensors = saved.flatten(state)
             if is_cpu_offload_enabled():
                 start_offload(*saved.activations(state))
@@ -158,11 +157,10 @@ class _GroupedMLP_CuTeGEMMBase(upstream_api.UpstreamSeams, FusedOperation):  # n
         plan = state.plan
         demanded = probes.determinism_requested(environment.current_switches())
         selection.require_no_stronger_demand(plan, deterministic=demanded)
-        carriers.refuse(ops[2], carriers.GRAD)
+        quantizers.refuse_carriers(None, ops[2])
         scaled = plan.call.format.is_block_scaled
         quantizers.require_readable("grad_output", grad_output, block_scaled=scaled)
-        ops_state.require_unwritten(state, ctx.owners)
-        intact.require(state, grad_output, ctx.grad_input)
+        intact.require(state, ctx.owners, grad_output, ctx.grad_input)
         dx, grads1, grads2, dprob = _backward(ops, state, ctx.owners, grad_output, ctx.grad_input)
         # The caller's buffer goes back as a view, which autograd keeps without a copy.
         if dx is not None and (ctx.grad_input is not None or dx.shape != ctx.input_shape):
@@ -180,8 +178,8 @@ def _forward(
     fc1, _, fc2 = ops
     problem, call, run = plan.problem, plan.call, execution.operations(plan)
     dtype = torch_dtype(call.dtype)
-    dw1, dx, needs_dact = call.wants(Output.DW1), call.wants(Output.DX), call.needs_dact
-    keeps_activated = call.wants(Output.DW2) and not plan.recomputes_activated
+    dw1, dx, needs_dact = Output.DW1 in call.wanted, Output.DX in call.wanted, call.needs_dact
+    keeps_activated = Output.DW2 in call.wanted and not plan.recomputes_activated
 
     (p1, p2), (held1, held2) = inputs.weights, inputs.held
     w1 = weights.for_forward(p1, held1, fc1, problem.fc1, plan, column=dx)
@@ -206,7 +204,7 @@ def _forward(
         w2=w2.column,
         owns_x=call.format.is_block_scaled and not adapter.is_gemm_ready(inputs.x),
         bias2=bias_gradient.to_save(bias2, plan),
-        ops=ops_state.read(plan, fc1, fc2, inputs.weights),
+        ops=intact.read_ops(plan, fc1, fc2, inputs.weights),
     )
 
 
@@ -227,7 +225,7 @@ def _backward(
     sums = any(bias_gradient.wanted(problem.fc2, call))
     dy, values = quantize.gradient(
         grad_output, state.ops.grad_quantizer, plan, splits, row=call.needs_dact,
-        column=call.wants(Output.DW2), keep_quantized_for_backward=problem.fc2.delay_wgrad,
+        column=Output.DW2 in call.wanted, keep_quantized_for_backward=problem.fc2.delay_wgrad,
         values=sums,
     )  # fmt: skip
     db2, dscale = bias_gradient.of_fc2(state, values)
