@@ -128,7 +128,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("integration.upstream_api",),
     ("_fork",),
     ("patches",),
-    ("emulator.process", "emulator.launches", "emulator.own_launches"),
+    ("emulator.process", "emulator.launch_results", "emulator.launches"),
     ("measure", "cli", "_command", "emulator.padded_step"),
 )
 UPWARD_ALLOWED = {

@@ -5,18 +5,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from te_grouped_mlp.emulator.launch_cases import FFN, GROUPS, ROWS, SPLITS, H, LaunchCase
+from te_grouped_mlp.emulator.launch_results import (
+    ATOMIC_BOUND,
+    BOUNDS,
+    PAIRED,
+    Values,
+    in_blocks,
+    in_pairs,
+    in_pairs_of,
+    live_values,
+    plain,
+)
 from te_grouped_mlp.op import environment, execution, selection
 from te_grouped_mlp.op.activations import ActivationSpec
 from te_grouped_mlp.op.backends.base import Backend, DactEpilogue, Fc1Epilogue, GemmEpilogue
-from te_grouped_mlp.op.backends.cutedsl.backend import CuteDslBackend
-from te_grouped_mlp.op.backends.reference import arguments as reference
 from te_grouped_mlp.op.environment import Environment
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED, DType, Format
 from te_grouped_mlp.op.layout import Kernel, Output, RowExtent
@@ -35,21 +43,8 @@ from te_grouped_mlp.op.tensors.scale_layout import column_scale_shape, row_scale
 NATIVE_SPLITS = (200, 0, 120)
 """For kernels that take any number of rows."""
 
-_PAIRED = 32
-"""Columns of a block of gate or linear columns, where they are interleaved."""
-
 _DTYPES = {torch.float32: DType.FLOAT32, torch.bfloat16: DType.BFLOAT16}
 _NAN = float("nan")
-
-BOUNDS = {"quantized": 0.02, torch.bfloat16: 4e-3, torch.float16: 1e-3, torch.float32: 1e-5}
-"""Relative error (2-norm) by how a result is stored: its own rounding, and that of a value which
-lies between two of its neighbours and falls to the other side."""
-
-ATOMIC_BOUND = 2e-2
-"""Of FC1's bias gradient where the frontend adds it in bf16, block after block."""
-
-Values = dict[str, "tuple[torch.Tensor, float]"]
-"""Name of a result to its live values in float64, and the bound of their error."""
 
 
 @dataclass
@@ -101,7 +96,7 @@ class Maker:
     # What is asked ------------------------------------------------------------------------------
 
     def _plan(self, case: LaunchCase) -> Plan:
-        spec = ActivationSpec(case.kind, _PAIRED if case.kind.is_gated else None)
+        spec = ActivationSpec(case.kind, PAIRED if case.kind.is_gated else None)
         mxfp8 = case.backend == "cudnn"
         problem = Problem(
             num_groups=1 if case.full else GROUPS,
@@ -213,10 +208,10 @@ class Maker:
         def run(backend: Backend) -> Values:
             found = backend.fc1_act(plan, x, w, epilogue)
             assert found.pre_activation is not None
-            pre = _in_blocks(found.pre_activation, plan, backend)
+            pre = in_blocks(found.pre_activation, plan, backend)
             return {
-                **_values("activated", found.activated, plan),
-                "pre_activation": _plain(pre, splits, plan),
+                **live_values("activated", found.activated, plan),
+                "pre_activation": plain(pre, splits, plan),
             }
 
         return run
@@ -233,10 +228,10 @@ class Maker:
 
         def run(backend: Backend) -> Values:
             out = torch.full((plan.layout.buffer_rows, H), _NAN, dtype=torch.bfloat16)
-            given = _in_pairs_of(a, plan, backend) if not forward else a
+            given = in_pairs_of(a, plan, backend) if not forward else a
             backend.gemm(plan, case.kernel, given, w, out, epilogue)
             tail = out[int(splits.ends[-1]) :].double()
-            return {"out": _plain(out, splits, plan), "tail": (tail, 0.0)}
+            return {"out": plain(out, splits, plan), "tail": (tail, 0.0)}
 
         return run
 
@@ -250,13 +245,13 @@ class Maker:
         dy, w = self._tokens(plan, splits, H), self._weights(plan, case, H, FFN, Axis.COLUMN)
 
         def run(backend: Backend) -> Values:
-            given = _in_pairs(pre, plan, backend)
+            given = in_pairs(pre, plan, backend)
             found = backend.dact_dgrad(plan, dy, w, given, epilogue)
-            values = _values("grad", found.grad, plan, backend)
+            values = live_values("grad", found.grad, plan, backend)
             if found.activated is not None:
-                values |= _values("activated", found.activated, plan)
+                values |= live_values("activated", found.activated, plan)
             if found.dprob is not None:
-                values["dprob"] = _plain(found.dprob, splits, plan)
+                values["dprob"] = plain(found.dprob, splits, plan)
             if found.bias_grad is not None:
                 bound = ATOMIC_BOUND if plan.call.format.is_block_scaled else 4e-3
                 values["bias_grad"] = (found.bias_grad.double(), bound)
@@ -277,7 +272,7 @@ class Maker:
             members = _placed([part.clone() for part in fill], case)
             stacked = case.stacked and not case.descending
             target = torch.stack(members) if stacked else tuple(members)
-            given = _in_pairs_of(dy, plan, backend) if first else dy
+            given = in_pairs_of(dy, plan, backend) if first else dy
             backend.wgrad(plan, case.kernel, x, given, WgradTarget(target, case.accumulate))
             out = target if isinstance(target, torch.Tensor) else torch.stack(target)
             return {"out": (out.double(), BOUNDS[case.dtype])}
@@ -296,94 +291,3 @@ def _placed(members: list[torch.Tensor], case: LaunchCase) -> list[torch.Tensor]
     for place, member in zip(places, members, strict=True):
         place.copy_(member)
     return places
-
-
-def _paired(plan: Plan, backend: Backend) -> bool:
-    """Whether a backend keeps gate and linear columns side by side, instead of in blocks."""
-    return isinstance(backend, CuteDslBackend) and plan.problem.activation.is_gated
-
-
-def _in_pairs(values: torch.Tensor, plan: Plan, backend: Backend) -> torch.Tensor:
-    if not _paired(plan, backend):
-        return values
-    rows, cols = values.shape
-    blocks = values.view(rows, cols // (2 * _PAIRED), 2, _PAIRED)
-    return blocks.transpose(2, 3).reshape(rows, cols)
-
-
-def _in_pairs_of(operand: GroupedOperand, plan: Plan, backend: Backend) -> GroupedOperand:
-    if operand.plain is None:
-        return operand
-    values = _in_pairs(operand.plain, plan, backend)
-    return GroupedOperand(
-        operand.format, operand.shape, operand.layout, operand.splits, plain=values
-    )
-
-
-def _in_blocks(values: torch.Tensor, plan: Plan, backend: Backend | None) -> torch.Tensor:
-    if backend is None or not _paired(plan, backend):
-        return values
-    rows, cols = values.shape
-    pairs = values.view(rows, cols // (2 * _PAIRED), _PAIRED, 2)
-    return pairs.transpose(2, 3).reshape(rows, cols)
-
-
-def _plain(values: torch.Tensor, splits: Splits, plan: Plan) -> tuple[torch.Tensor, float]:
-    live = int(splits.ends[-1]) if plan.layout.extent is RowExtent.PACKED else len(values)
-    return values[:live].double(), BOUNDS[values.dtype]
-
-
-def _values(
-    name: str, operand: GroupedOperand, plan: Plan, backend: Backend | None = None
-) -> Values:
-    """Return the live values of every copy of a token operand."""
-    if operand.plain is not None:
-        values = _in_blocks(operand.plain, plan, backend)
-        return {name: _plain(values, operand.splits, plan)}
-    found = {}
-    for axis, copy in ((Axis.ROW, operand.row), (Axis.COLUMN, operand.column)):
-        if copy is not None:
-            parts = list(_segments(operand, axis, plan))
-            found[f"{name} ({axis.value})"] = torch.cat(parts), BOUNDS["quantized"]
-    return found
-
-
-def _segments(operand: GroupedOperand, axis: Axis, plan: Plan) -> Iterator[torch.Tensor]:
-    extent = plan.layout.extent
-    for segment in reference.segments(plan.layout, extent, operand.splits, operand.format):
-        yield reference.read(operand, axis, segment, "result")
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One result beside the reference's.
-
-    Attributes:
-        name: Of the result.
-        error: Relative error, 2-norm; of NaN where a value is missing.
-        bound: What is allowed.
-    """
-
-    name: str
-    error: float
-    bound: float
-
-    @property
-    def good(self) -> bool:
-        """Whether it is as near as it has to be."""
-        return self.error <= self.bound
-
-
-def compare(found: Values, wanted: Values) -> list[Difference]:
-    """Return how far results are from those of the reference backend."""
-    assert found.keys() == wanted.keys(), (sorted(found), sorted(wanted))
-    return [
-        Difference(name, relative_error(value, wanted[name][0]), bound)
-        for name, (value, bound) in found.items()
-    ]
-
-
-def relative_error(found: Any, wanted: Any) -> float:
-    """Return the error's 2-norm over that of the wanted values, or the error's where that is 0."""
-    error, size = float((found - wanted).norm()), float(wanted.norm())
-    return error / size if size else error

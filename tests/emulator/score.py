@@ -26,8 +26,8 @@ import torch
 import te_grouped_mlp
 from te_grouped_mlp.emulator import GlobalMemory, Launch, Options, execute, process
 from te_grouped_mlp.emulator.launch_cases import LaunchCase
-from te_grouped_mlp.emulator.launches import Maker, backend_of
-from te_grouped_mlp.op import environment
+from te_grouped_mlp.emulator.launches import Maker
+from te_grouped_mlp.op import environment, execution
 from te_grouped_mlp.op.activations import Activation
 from te_grouped_mlp.op.layout import Kernel
 from tests.emulator.mutants import SCHEDULES, Idle, alarm, mutants
@@ -152,7 +152,7 @@ def main() -> int:
         if not arguments.names or any(name in case.name for name in arguments.names):
             print(case.name, flush=True)
             os.environ["NVTE_GROUPED_MLP_BACKEND"] = case.backend
-            Maker(backend_of(case.backend), environment.current()).run(case)
+            Maker(execution.backend(case.backend), environment.current()).run(case)
     return 0 if score.report() else 1
 
 
