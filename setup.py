@@ -25,6 +25,8 @@ PTH = "te_grouped_mlp.pth"
 # Set to 1, an installation fails where the extension cannot be built; see op/extension.py.
 REQUIRE = "TE_GROUPED_MLP_REQUIRE_EXTENSION"
 FORK_DIR = "transformer_engine/pytorch/ops/fused"
+# Of the emulator, beside the extension; loaded by path, so it has no name that Python could import.
+RUNTIME_SHIM = "emulator/libcute_dsl_runtime.so"
 
 
 def tool(name: str) -> str | None:
@@ -57,10 +59,10 @@ def extension_required() -> bool:
 
 
 class CMakeBuild(build_ext):
-    """Build `te_grouped_mlp._C` with the repository's CMakeLists.txt.
+    """Build `te_grouped_mlp._C` and the emulator's library with the repository's CMakeLists.txt.
 
-    Where the tools for that are missing, the package is installed without it: steps on a GPU need
-    none. A build that fails with its tools in place is an error.
+    Where the tools for that are missing, the package is installed without them: steps on a GPU need
+    neither. A build that fails with its tools in place is an error.
     """
 
     def build_extension(self, ext: Extension) -> None:
@@ -87,8 +89,9 @@ class CMakeBuild(build_ext):
         subprocess.run(
             [cmake, "--build", str(work), "--config", config, "--parallel", jobs], check=True
         )
-        if not target.is_file():
-            raise RuntimeError(f"CMake ended without error, but {target} does not exist")
+        for file in (target, target.parent / RUNTIME_SHIM):
+            if not file.is_file():
+                raise RuntimeError(f"CMake ended without error, but {file} does not exist")
 
     def _configure(self, ext: Extension) -> tuple[Path, Path, str]:
         """Return the file to be built, the folder to build it in, and CMake's configuration.
@@ -127,6 +130,27 @@ class CMakeBuild(build_ext):
                 "above); most often there is no C++17 compiler"
             )
         return target, work, config
+
+    def copy_extensions_to_source(self) -> None:
+        """Copy what was built into the source tree, as an editable install wants it."""
+        super().copy_extensions_to_source()
+        if self._shim():
+            self.copy_file(self._shim()[0], str(ROOT / "te_grouped_mlp" / RUNTIME_SHIM))
+
+    def get_outputs(self) -> list[str]:
+        """Name every file that is built."""
+        return [*super().get_outputs(), *self._shim()]
+
+    def get_output_mapping(self) -> dict[str, str]:
+        """Say which file of the source tree stands for a built one, in an editable install."""
+        source = str(Path("te_grouped_mlp") / RUNTIME_SHIM)
+        shim = self._shim() if self.inplace else []
+        return {**super().get_output_mapping(), **dict.fromkeys(shim, source)}
+
+    def _shim(self) -> list[str]:
+        """Return the emulator's library where it was built, or nothing."""
+        file = Path(self.build_lib) / "te_grouped_mlp" / RUNTIME_SHIM
+        return [str(file)] if file.is_file() else []
 
 
 class BuildPth(Command):

@@ -42,8 +42,9 @@ _ASKERS = (
 ALLOWED = {
     GROUP_COUNT: ("op/layout.py",),
     ENVIRON: _ASKERS,
-    # The last two answer TE's question; they do not ask it.
+    # All but the first answer TE's question; they do not ask it.
     CAPABILITY: (
+        "emulator/fake_cuda.py",
         *_ASKERS,
         "integration/standalone/torch_view.py",
         "integration/standalone/overrides.py",
@@ -70,11 +71,13 @@ STAGES: tuple[tuple[str, ...], ...] = (
         "op.step",
         "op.te",
         "op.tensors",
+        "op.tensors.digest",
         "op.tensors.memory",
-        "op.tensors.record",
+        "op.tensors.tensor_dataclass",
         "op.extension",
         "op.tensors.stacking",
         "op.activations",
+        "op.emulated",
         "op.layout",
         "op.packages",
         "op.environment",
@@ -94,7 +97,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("op.problem",),
     ("op.plan",),
     ("op.step.split_guard", "op.kernels.split_guard_kernels"),
-    ("op.fit",),
+    ("op.shape_constraints",),
     ("op.backends", *_CAPABILITIES),
     ("op.selection",),
     ("op.decisions",),
@@ -119,23 +122,29 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ),
     ("op.execution",),
     ("op.step.saved",),
-    ("op.step.ops_state", "op.step.intact"),
+    ("op.step.intact",),
     ("op.step.inputs", "op.step.bias_gradient", "op.step.data_gradient", "op.step.weight_gradient"),
-    ("op.fusion", "op.step.unfused"),
+    ("op.fusion", "op.row_padding", "op.step.unfused"),
     ("op.explain",),
     ("integration.upstream_api",),
     ("_fork",),
     ("patches",),
-    ("measure", "cli", "_command"),
+    ("checkpoint",),
+    ("emulator.process", "emulator.launches", "emulator.launch_results", "emulator.own_launches"),
+    ("measure", "cli", "_command", "emulator.padded_step"),
 )
 UPWARD_ALLOWED = {
     # The finder imports the rest when the first name of TE is looked up, not at start-up.
     ("_bootstrap", "integration.overlay"),
+    # Entered from there alone, by name, where the switch asks for it.
+    ("integration.overlay", "emulator.process"),
     # The package's own names are looked up when they are asked for, not at start-up.
     ("", "integration.overlay"),
     ("", "integration.standalone"),
     ("", "op"),
     ("", "op.explain"),
+    ("", "op.row_padding"),
+    ("", "op.tensors.digest"),
     ("", "patches"),
 }
 # Where a module is imported by a name that is put together at run time, and what names it can be.
@@ -163,6 +172,8 @@ TE_IMPORTERS = (
     "op.te.adapter",
     "op.tensors.weights",
     "integration.overlay",
+    "emulator.padded_step",
+    "emulator.process",
     "measure.selftest",
     "measure.step",
     "integration.standalone",
@@ -173,12 +184,12 @@ LEAVES = (
     "layout",
     "packages",
     "environment",
-    "tensors.record",
+    "tensors.tensor_dataclass",
     "formats",
     "tensors.scale_layout",
     "problem",
     "plan",
-    "fit",
+    "shape_constraints",
     "selection",
     "decisions",
 )
@@ -364,23 +375,26 @@ def length_hits(path: str, text: str) -> Iterator[str]:
                 yield f"{path}:{node.lineno}: {node.name} has {length} lines"
 
 
-def record_fields(texts: Iterable[str]) -> set[str]:
-    """Return the names of the fields of all records (`op.record`) that some source defines."""
+def tensor_fields(texts: Iterable[str]) -> set[str]:
+    """Return the names of the fields of all tensor dataclasses that some source defines."""
     classes = [
         node
         for text in texts
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.ClassDef)
-        and any(isinstance(each, ast.Name) and each.id == "record" for each in node.decorator_list)
+        and any(
+            isinstance(each, ast.Name) and each.id == "tensor_dataclass"
+            for each in node.decorator_list
+        )
     ]
     fields = [each for node in classes for each in node.body if isinstance(each, ast.AnnAssign)]
     return {each.target.id for each in fields if isinstance(each.target, ast.Name)}
 
 
-def record_hits(path: str, text: str, fields: set[str]) -> Iterator[str]:
-    """Yield assignments that may change a record: to a field's name, of what is not one's own.
+def mutation_hits(path: str, text: str, fields: set[str]) -> Iterator[str]:
+    """Yield assignments that may change a tensor dataclass: to a field, of what is not one's own.
 
-    Only the op's own code has records in hand; autograd's context is written to there, too.
+    Only the op's own code has them in hand; autograd's context is written to there, too.
     """
     if not path.startswith(("op/", "_fork/")):
         return

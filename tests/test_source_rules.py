@@ -45,10 +45,10 @@ def test_modules_and_functions_are_short() -> None:
     assert all(reason.strip() for reason in rules.LONG.values())
 
 
-def test_records_are_not_changed() -> None:
-    fields = rules.record_fields(TEXTS.values())
+def test_tensor_dataclasses_are_not_changed() -> None:
+    fields = rules.tensor_fields(TEXTS.values())
     assert {"layout", "scale", "want_column", "pre_activation"} <= fields
-    assert _all(lambda path, text: rules.record_hits(path, text, fields)) == []
+    assert _all(lambda path, text: rules.mutation_hits(path, text, fields)) == []
 
 
 @pytest.mark.parametrize(
@@ -66,12 +66,12 @@ def test_records_are_not_changed() -> None:
         ("operand.axis.name = 1", False),
     ],
 )
-def test_a_change_of_a_record_is_found(line: str, found: bool) -> None:
-    defined = "@record\nclass Operand:\n    axis: Axis\n    scale: Tensor = None\n"
+def test_a_change_of_a_tensor_dataclass_is_found(line: str, found: bool) -> None:
+    defined = "@tensor_dataclass\nclass Operand:\n    axis: Axis\n    scale: Tensor = None\n"
     other = "@dataclass\nclass Other:\n    columnwise_data: Tensor\n"
-    fields = rules.record_fields([defined, other])
+    fields = rules.tensor_fields([defined, other])
     assert fields == {"axis", "scale"}
-    assert bool(list(rules.record_hits("op/x.py", line, fields))) is found
+    assert bool(list(rules.mutation_hits("op/x.py", line, fields))) is found
 
 
 def test_every_file_has_the_licence_header() -> None:

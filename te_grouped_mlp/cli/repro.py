@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from te_grouped_mlp.cli import arguments, output
+from te_grouped_mlp.cli import arguments, output, repro_emulated
 from te_grouped_mlp.cli.output import BadArgument, CommandError
 from te_grouped_mlp.op.activations import Activation
 from te_grouped_mlp.op.environment import override
@@ -31,6 +31,7 @@ EXTENTS = {"packed-only": (), "newest": ("glu", "dglu", "quant"), "buffer": tupl
 INSTALLED = "installed"
 
 _DEFAULT = (Activation.SRELU, Activation.SWIGLU)
+_HIDDEN = 1024
 _HOSTILE_BYTE = 0xFF
 _JSON_KEYS = ("activation", "extent", "fill", "rel_err", "non_finite", "bitwise_equal")
 _REFERENCE = "reference"
@@ -48,7 +49,7 @@ def add_parser(subparsers: Any) -> None:
     )
     features = arguments.integer(minimum=128, multiple=arguments.FEATURES)
     rows = arguments.integer(minimum=128, multiple=arguments.ROWS)
-    parser.add_argument("--hidden", type=features, default=1024, help="default: %(default)s")
+    parser.add_argument("--hidden", type=features, help=f"default: {_HIDDEN}")
     parser.add_argument("--ffn", type=features, help="default: the same as --hidden")
     parser.add_argument("--live", type=rows, default=512, help="default: %(default)s")
     parser.add_argument("--padding", type=rows, default=256, help="default: %(default)s")
@@ -81,6 +82,7 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="decide by the group count alone, as Transformer Engine 2.19 does, to see the fault",
     )
+    repro_emulated.add_arguments(parser)
     output.add_json(parser)
 
 
@@ -109,6 +111,12 @@ class Case:
 
 def run(args: argparse.Namespace) -> int:
     """Run every case and print the table."""
+    if args.te is not None and not args.emulate:
+        raise BadArgument(f"--te {args.te} without --emulate; allowed: both")
+    if args.hidden is None:
+        args.hidden = repro_emulated.HIDDEN if args.emulate else _HIDDEN
+    if args.emulate:
+        return repro_emulated.run(args, compare)
     if args.old_decision and args.backend != _REFERENCE:
         raise BadArgument(
             f"--old-decision with --backend {args.backend}; allowed: --backend {_REFERENCE}, the "
@@ -157,13 +165,13 @@ def _cases(
     expected = once("packed exact size", exact, extents[0], treat_rows_as_full=False)
     _require_finite(expected)
     for extent in extents:
-        yield _compare(kind, extent, DENSE, once(DENSE, exact, extent), expected)
+        yield compare(kind, extent, DENSE, once(DENSE, exact, extent), expected)
         for fill in FILLS:
             given = exact.padded(args.padding, fill)
             found = once(
                 f"padding {fill:g}", given, extent, single_group_is_always_dense=args.old_decision
             )
-            yield _compare(kind, extent, f"{fill:g}", found, expected)
+            yield compare(kind, extent, f"{fill:g}", found, expected)
 
 
 def _run_once(model: Model, given: Batch, extent: str, forced: dict[str, bool]) -> Outputs:
@@ -175,13 +183,14 @@ def _run_once(model: Model, given: Batch, extent: str, forced: dict[str, bool]) 
         changes["wrappers"] = {
             short: frozenset({RUNTIME_OFFSETS} if short in able else ()) for short in WRAPPERS
         }
-    with override(**changes), memory.hostile(_HOSTILE_BYTE):
+    with override(**changes), memory.poisoned(_HOSTILE_BYTE):
         found = model.run(given)
     model.require_fused()
     return found
 
 
-def _compare(kind: Activation, extent: str, fill: str, found: Outputs, exact: Outputs) -> Case:
+def compare(kind: Activation, extent: str, fill: str, found: Outputs, exact: Outputs) -> Case:
+    """Compare a run's live rows with the exact-size run's, and its tails with zero."""
     import torch
 
     rel_err: dict[str, float | None] = {}
@@ -234,7 +243,7 @@ def _print(cases: Sequence[Case], good: bool, args: argparse.Namespace) -> None:
     print(title)
     found = output.table("activation", "extents", "padding", *names, "bitwise")
     for case in cases:
-        cells = [_cell(case.rel_err[name], case.non_finite[name]) for name in names]
+        cells = [cell(case.rel_err[name], case.non_finite[name]) for name in names]
         verdict = "DIFFERS" if case.clean_tail else "tail is not 0"
         verdict = "equal" if case.bitwise_equal else verdict
         found.add_row(case.activation, case.extent, case.fill, *cells, verdict)
@@ -247,7 +256,7 @@ def _print(cases: Sequence[Case], good: bool, args: argparse.Namespace) -> None:
         print("A cell holds rel_err of the finite values, and the share of non-finite ones.")
 
 
-def _cell(rel_err: float | None, non_finite: float) -> str:
+def cell(rel_err: float | None, non_finite: float) -> str:
     """Return rel_err, and the share of non-finite values if there are any."""
     error = "-" if rel_err is None else "0" if rel_err == 0 else f"{rel_err:.0e}"
     if not non_finite:

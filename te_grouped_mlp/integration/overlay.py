@@ -37,7 +37,12 @@ from te_grouped_mlp.integration.installed_te import (
     te_version,
     version_refusal,
 )
-from te_grouped_mlp.op.environment import FUSED_SWITCH, current_switches
+from te_grouped_mlp.op.environment import (
+    FUSED_SWITCH,
+    current_switches,
+    emulation_requested,
+    interpret_triton,
+)
 
 __all__ = [
     "HOST_NAMES",
@@ -109,6 +114,10 @@ def find_spec(
     Raises:
         ValueError: `NVTE_GROUPED_MLP_FORK` has a value that is not allowed.
     """
+    if fullname == "transformer_engine" and emulation_requested():
+        interpret_triton()  # before TE imports Triton
+    if fullname == TARGET and emulation_requested():
+        importlib.import_module("te_grouped_mlp.emulator.process").enter()
     if fullname == TARGET and te_root() is not None and _bootstrap.fork_enabled():
         spec = _fork_spec()
         if spec is not None:

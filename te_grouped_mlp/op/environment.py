@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from te_grouped_mlp.op import extension
+from te_grouped_mlp.op import emulated, extension
 from te_grouped_mlp.op.packages import Absent, frontend_wrappers, package_versions
 
 FUSED_SWITCH = "NVTE_CUTEDSL_FUSED_GROUPED_MLP"
@@ -31,6 +31,7 @@ DETERMINISM_SWITCH = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
 WGRAD_SWITCH = "NVTE_DISABLE_CUTEDSL_WGRAD_FUSED_GROUPED_MLP"
 FORK_SWITCH = "NVTE_GROUPED_MLP_FORK"
 STANDALONE_SWITCH = "NVTE_GROUPED_MLP_STANDALONE"
+EMULATE_SWITCH = "NVTE_GROUPED_MLP_EMULATE"
 
 STANDALONE_MARK = "__te_grouped_mlp_standalone__"
 """Attribute of the `transformer_engine_torch` that stands in for Transformer Engine's extension."""
@@ -70,6 +71,7 @@ class Environment:
             no frontend can be used.
         switches: The environment variables.
         standalone: Whether our replacement for Transformer Engine's extension is in use.
+        emulated: Whether an emulated GPU stands for one, so that GPU kernels take CPU tensors.
         single_group_is_always_dense: Reproduce the faulty layout decision. Honoured by the
             reference backend alone, and only `override` can set it.
         treat_rows_as_full: What to take for known instead of looking at the splits: False makes an
@@ -83,6 +85,7 @@ class Environment:
     wrappers: Mapping[str, frozenset[str]] | Absent
     switches: Switches
     standalone: bool
+    emulated: bool = False
     single_group_is_always_dense: bool = False
     treat_rows_as_full: bool | None = None
     extension: bool | Absent = True
@@ -101,7 +104,9 @@ def current() -> Environment:
     """Return the record for this moment. Never synchronises with a GPU."""
     global _latest
     packages = package_versions(), frontend_wrappers()
-    facts = (_probe_sm(), *packages, read_switches(), _standalone_active())
+    gpu = emulated.device()
+    sm = _probe_sm() if gpu is None else gpu.sm
+    facts = (sm, *packages, read_switches(), _standalone_active(), gpu is not None)
     latest = _latest
     if latest is None or latest[0] != facts:
         _latest = latest = (facts, Environment(*facts, extension=extension.status()))
@@ -218,6 +223,47 @@ def _probe_sm() -> tuple[int, int] | Absent:
 def _standalone_active() -> bool:
     tex = sys.modules.get("transformer_engine_torch")
     return STANDALONE_MARK in vars(tex) if tex is not None else False
+
+
+def emulation_requested() -> bool:
+    """Read `NVTE_GROUPED_MLP_EMULATE`: sm100 executes the kernels for that GPU on the CPU.
+
+    Raises:
+        ValueError: Any other value but 0; the message names it.
+    """
+    value = os.environ.get(EMULATE_SWITCH, "")
+    if value not in ("", "0", "sm100"):
+        raise ValueError(f"{EMULATE_SWITCH} is {value!r}; allowed: sm100, 0, or unset")
+    return value == "sm100"
+
+
+def set_emulation() -> None:
+    """Set `NVTE_GROUPED_MLP_EMULATE` for this process, before Transformer Engine is imported."""
+    os.environ[EMULATE_SWITCH] = "sm100"
+
+
+def child_environment(changes: Mapping[str, str], first: Path | None = None) -> dict[str, str]:
+    """Return the variables for a process of ours: this one's without its NVTE_*, and `changes`.
+
+    Args:
+        changes: Names and values.
+        first: Folder that is searched for packages before all others.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("NVTE_")}
+    if first is not None:
+        kept["PYTHONPATH"] = os.pathsep.join(filter(None, (str(first), kept.get("PYTHONPATH"))))
+    return {**kept, **changes}
+
+
+def interpret_triton() -> None:
+    """Let Triton's kernels run through its interpreter, which takes CPU tensors.
+
+    Raises:
+        RuntimeError: Triton is imported already, for a GPU.
+    """
+    if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
+        raise RuntimeError("triton was imported before, for a GPU; allowed: TRITON_INTERPRET=1")
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 def cache_home() -> Path:

@@ -84,7 +84,7 @@ def explain(module: Any = None, *, recipe: Any = None) -> Decisions:
         Decision(None, _NAN, (("split_sizes", Reject(Reason.SPLITS, text)),))
         for text in split_guard.reported()
     ]
-    return Decisions((*known, *decisions.kept(), *faults))
+    return Decisions((*known, *decisions.latest(), *faults))
 
 
 def _without_our_module() -> Decision | None:

@@ -8,15 +8,15 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from te_grouped_mlp.op import environment, selection
+from te_grouped_mlp.op import decisions, environment, selection
 from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.backends.upstream import backend as upstream
-from te_grouped_mlp.op.decisions import UNFUSED, Decision, record
+from te_grouped_mlp.op.decisions import UNFUSED, Decision
 from te_grouped_mlp.op.environment import BACKEND_SWITCH, FUSED_SWITCH
-from te_grouped_mlp.op.fit import INTERLEAVE, feature_refusals
 from te_grouped_mlp.op.formats import MXFP8, DType
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import LinearSpec, Problem, RecipeKind
+from te_grouped_mlp.op.shape_constraints import INTERLEAVE, feature_refusals
 from te_grouped_mlp.op.te import probes, quantizers
 from te_grouped_mlp.op.te.adapter import (
     GroupedLinear,
@@ -86,7 +86,7 @@ def _fuse_triple(
     triple: tuple[Any, ...], recipe: Any, build: Callable[[Any, Any, Any], Any]
 ) -> Any | None:
     decision, upstream_op = _decide(triple, recipe)
-    record(decision)
+    decisions.add(decision)
     _require_requested(decision)
     if decision.path in (UNFUSED, selection.UPSTREAM) and not quantizers.te_decodes_carriers():
         # These would read the bytes as bf16: they do not know the announcement.
@@ -99,7 +99,7 @@ def _fuse_triple(
 def _decide(triple: tuple[Any, ...], recipe: Any) -> tuple[Decision, Any]:
     """Return the decision, and upstream's fused op where that is the path."""
     known = activation_kind(triple[1]) is not None
-    problem = problem_of(*triple, recipe) if known else None
+    problem = problem_of(triple[0], triple[1], triple[2], recipe) if known else None
     switches = environment.current_switches()
     if not switches.fused:
         off = Reject(Reason.SWITCH_OFF, f"set {FUSED_SWITCH}=1 before the first call")
@@ -230,7 +230,7 @@ def is_supported(*, gated: bool) -> bool:
         activation=activation,
         recipe=RecipeKind.MXFP8,
         recipe_detail="",
-        device="cuda" if env.sm else "cpu",
+        device="cuda" if env.sm and not env.emulated else "cpu",
         dtype=DType.BFLOAT16,
     )
     return selection.choose(problem, env) is not None or upstream.is_supported(gated=gated)

@@ -528,7 +528,7 @@ def test_each_kind_of_plan_is_said(caplog: pytest.LogCaptureFixture) -> None:
 def test_decisions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     record = functools.partial(decisions.Decision, None, "unfused")
     for index in range(1000):
-        decisions.record(record((("fused", Reject(Reason.OPTION, str(index))),)))
+        decisions.add(record((("fused", Reject(Reason.OPTION, str(index))),)))
     kept = te_grouped_mlp.explain()
     assert len(kept) == 256
     assert kept[-1].refusals[0][1].detail == "999"

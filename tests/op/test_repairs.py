@@ -26,7 +26,7 @@ from te_grouped_mlp.op import environment
 from te_grouped_mlp.op.backends.reference.backend import ReferenceBackend
 from te_grouped_mlp.op.layout import Output
 from te_grouped_mlp.op.plan import Reason
-from te_grouped_mlp.op.step import bias_gradient, inputs, ops_state, saved, weight_gradient
+from te_grouped_mlp.op.step import bias_gradient, inputs, intact, saved, weight_gradient
 from te_grouped_mlp.op.te import adapter, quantizers
 from te_grouped_mlp.op.tensors import checks, quantize
 from tests.op import fixtures
@@ -34,7 +34,7 @@ from tests.support import step
 from tests.support.prequantized import packed_carrier, run_plain, run_prequantized
 from tests.support.step import StepCase
 
-pytestmark = pytest.mark.usefixtures("fused_switch", "hostile_memory")
+pytestmark = pytest.mark.usefixtures("fused_switch", "poisoned_memory")
 
 SINGLE = StepCase(splits=(256,), hidden=256, ffn=192)
 PADDED = SINGLE.but(buffer_rows=512)
@@ -400,7 +400,7 @@ def _own_quantizers() -> None:
 
 
 def count_no_writes(patch: Patch) -> None:
-    patch.setattr(ops_state, "_written", lambda _weights: ())
+    patch.setattr(intact, "_written", lambda _weights: ())
 
 
 @repair("a backward refuses rewritten weights", count_no_writes)

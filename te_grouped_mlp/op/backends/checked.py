@@ -35,7 +35,8 @@ from te_grouped_mlp.op.tensors.scale_layout import column_scale_shape, row_scale
 class CheckedBackend:
     """Runs a plan on its backend; raises LayoutMismatchError before a launch that would misread.
 
-    What a caller gets of splits that did not fit is NaN (`split_guard`).
+    A kernel that an operation does not have is a ValueError. What a caller gets of splits that did
+    not fit is NaN (`split_guard`).
     """
 
     def __init__(self, backend: Backend, plan: Plan) -> None:
@@ -57,9 +58,12 @@ class CheckedBackend:
         epilogue: GemmEpilogue,
     ) -> None:
         """Run `Backend.gemm`."""
+        _require_kernel(kernel, Kernel.FC2_FORWARD, Kernel.FC1_DGRAD)
         forward = kernel is Kernel.FC2_FORWARD
-        self._rows("a", a, Axis.ROW, w.shape[1] if forward else w.shape[0])
+        wide, deep = w.shape if forward else w.shape[::-1]
+        self._rows("a", a, Axis.ROW, deep)
         self._weights("w", w, Axis.ROW if forward else Axis.COLUMN)
+        self._shape("out", out, wide)
         self._backend.gemm(self._plan, kernel, a, w, out, epilogue)
         split_guard.poison(a.splits.fault, out)
 
@@ -73,6 +77,8 @@ class CheckedBackend:
         """Run `Backend.dact_dgrad`."""
         self._rows("dy", dy, Axis.ROW, w.shape[0])
         self._weights("w", w, Axis.COLUMN)
+        wide = w.shape[1] * self._plan.problem.activation.expansion
+        self._shape("pre_activation", pre_activation, wide)
         result = self._backend.dact_dgrad(self._plan, dy, w, pre_activation, epilogue)
         split_guard.poison(dy.splits.fault, result.dprob, result.bias_grad)
         return result
@@ -81,6 +87,7 @@ class CheckedBackend:
         self, kernel: Kernel, x: GroupedOperand, dy: GroupedOperand, target: WgradTarget
     ) -> None:
         """Run `Backend.wgrad`."""
+        _require_kernel(kernel, Kernel.FC1_WGRAD, Kernel.FC2_WGRAD)
         self._rows("x", x, Axis.COLUMN, x.shape[1])
         self._rows("dy", dy, Axis.COLUMN, dy.shape[1])
         self._backend.wgrad(self._plan, kernel, x, dy, target)
@@ -109,10 +116,20 @@ class CheckedBackend:
             raise LayoutMismatchError(
                 f"{name} is quantized along {weight.axis.value}; allowed: {axis.value}"
             )
-        if weight.num_groups != self._plan.problem.num_groups:
-            raise LayoutMismatchError(
-                f"{name} has {weight.num_groups} experts; allowed: {self._plan.problem.num_groups}"
-            )
+        groups = self._plan.problem.num_groups
+        if len(weight.data) != groups:
+            raise LayoutMismatchError(f"{name} has {len(weight.data)} experts; allowed: {groups}")
+
+    def _shape(self, name: str, tensor: torch.Tensor, features: int) -> None:
+        allowed = self._plan.layout.buffer_rows, features
+        if tensor.shape != allowed:
+            raise LayoutMismatchError(f"{name} has shape {tuple(tensor.shape)}; allowed: {allowed}")
+
+
+def _require_kernel(kernel: Kernel, *allowed: Kernel) -> None:
+    if kernel not in allowed:
+        words = ", ".join(each.value for each in allowed)
+        raise ValueError(f"kernel is {kernel.value}; allowed: {words}")
 
 
 @functools.lru_cache(maxsize=256)

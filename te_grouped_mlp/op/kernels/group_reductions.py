@@ -56,8 +56,8 @@ def column_sums(
     weights = None if weights is None else weights.float().contiguous()
     kernels = _kernels(values)
     if kernels is not None:
-        ends = _end_offsets(values, sizes, group_end_offsets)
-        return kernels.column_sums(values, weights, ends)
+        group_end_offsets = _end_offsets(values, sizes, group_end_offsets)
+        return kernels.column_sums(values, weights, group_end_offsets)
     groups = 1 if sizes is None else sizes.numel()
     out = memory.empty((groups, values.shape[1]), torch.float32, values.device)
     if out.numel():
@@ -92,8 +92,8 @@ def row_dots(
     values, table = _row_major(values), table.float().contiguous()
     kernels = _kernels(values)
     if kernels is not None:
-        ends = _end_offsets(values, sizes, group_end_offsets)
-        return kernels.row_dots(values, table, ends)
+        group_end_offsets = _end_offsets(values, sizes, group_end_offsets)
+        return kernels.row_dots(values, table, group_end_offsets)
     out = torch.zeros(values.shape[0], dtype=torch.float32, device=values.device)
     if values.numel():
         tail = (span(sizes), sizes.numel(), span(out), _DECIDE_THREADS)

@@ -27,12 +27,12 @@ from te_grouped_mlp.op.te.adapter import (
 from te_grouped_mlp.op.te.probes import determinism_requested
 from te_grouped_mlp.op.tensors import checks, experts, memory
 from te_grouped_mlp.op.tensors.operands import torch_dtype
-from te_grouped_mlp.op.tensors.record import record
+from te_grouped_mlp.op.tensors.tensor_dataclass import tensor_dataclass
 
 _LARGEST_TILE = 256
 
 
-@record
+@tensor_dataclass
 class Inputs:
     """The checked arguments of one forward call.
 

@@ -20,11 +20,11 @@ from te_grouped_mlp.op.tensors.operands import (
     Splits,
     WeightOperand,
 )
-from te_grouped_mlp.op.tensors.record import record
 from te_grouped_mlp.op.tensors.stacking import Experts, Stacked
+from te_grouped_mlp.op.tensors.tensor_dataclass import tensor_dataclass
 
 STASH_MARK = "grouped_tensor_scale_inv"
-"""Attribute by which Megatron's paged stash finds tensors whose live part is a row prefix; True on
+"""Attribute by which Megatron's paged stash finds tensors whose valid part is a row prefix; True on
 scale buffers. (Transformer Engine sets the same attribute on its own activations.)"""
 
 
@@ -34,7 +34,7 @@ Versions = tuple[int, ...] | None
 """How often each weight of a linear was written; None where nobody asks."""
 
 
-@record
+@tensor_dataclass
 class OpsState:
     """What may change in the two GroupedLinears before the backward reads it; no tensors.
 
@@ -49,7 +49,7 @@ class OpsState:
     versions: tuple[Versions, Versions]
 
 
-@record
+@tensor_dataclass
 class SavedState:
     """The state of one call between its passes.
 
@@ -80,20 +80,20 @@ class SavedState:
     ops: OpsState
 
 
-@record
+@tensor_dataclass
 class Skeleton:
     """What remains of a state without its tensors.
 
     Attributes:
         plan, owns_x, ops: Of the state.
-        host: Of the splits.
+        sizes_on_host: Of the splits.
         widths: The feature widths that the splits have element offsets for.
         x, activated, w1, w2: The records without tensors, or None where there is none.
     """
 
     plan: Plan
     owns_x: bool
-    host: tuple[int, ...] | None
+    sizes_on_host: tuple[int, ...] | None
     widths: tuple[int, ...]
     x: _Tokens | None
     activated: _Tokens | None
@@ -123,9 +123,9 @@ def flatten(state: SavedState) -> tuple[Skeleton, list[torch.Tensor | None]]:
     splits = state.splits
     tensors: list[torch.Tensor | None] = [
         splits.sizes,
-        splits.ends,
-        splits.offsets,
-        splits.starts,
+        splits.group_end_offsets,
+        splits.group_offsets,
+        splits.group_offsets_int32,
         splits.fault,
     ]
     tensors += splits.element_offsets.values()
@@ -133,7 +133,7 @@ def flatten(state: SavedState) -> tuple[Skeleton, list[torch.Tensor | None]]:
     skeleton = Skeleton(
         state.plan,
         state.owns_x,
-        splits.host,
+        splits.sizes_on_host,
         tuple(splits.element_offsets),
         _take_tokens(state.x, tensors),
         _take_tokens(state.activated, tensors),
@@ -152,10 +152,18 @@ def restore(skeleton: Skeleton, tensors: Sequence[torch.Tensor | None]) -> Saved
         tensors: The second, or what autograd's hooks made of it.
     """
     rest: Iterator[Any] = iter(tensors)
-    sizes, ends, offsets, starts, fault = islice(rest, 5)
+    sizes, group_end_offsets, group_offsets, group_offsets_int32, fault = islice(rest, 5)
     widths = skeleton.widths
     elements = dict(zip(widths, islice(rest, len(widths)), strict=True)) if widths else {}
-    splits = Splits(sizes, ends, offsets, elements, skeleton.host, starts, fault)
+    splits = Splits(
+        sizes,
+        group_end_offsets,
+        group_offsets,
+        elements,
+        skeleton.sizes_on_host,
+        group_offsets_int32,
+        fault,
+    )
     prob, pre_activation, bias2 = islice(rest, 3)
     layout = skeleton.plan.layout
     return SavedState(

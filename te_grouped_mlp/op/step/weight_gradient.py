@@ -43,7 +43,7 @@ def main_grad_targets(plan: Plan, owners: Owners, *, writes: bool = True) -> Tar
             or less memory than that takes.
     """
     problem = plan.problem
-    found = []
+    found: list[WgradTarget | None] = []
     for kernel, spec, weights_of, label in (
         (Kernel.FC1_WGRAD, problem.fc1, owners[0], "FC1"),
         (Kernel.FC2_WGRAD, problem.fc2, owners[1], "FC2"),

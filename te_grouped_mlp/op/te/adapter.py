@@ -163,7 +163,7 @@ def _activation_facts(op: Any) -> tuple[Activation, tuple[tuple[str, Any], ...]]
 
 def has_unit_scale(activation: Any, num_groups: int) -> bool:
     """Whether the probabilities of one group are one by agreement and their tensor is unused."""
-    return is_single_group(num_groups) and flag(activation, UNIT_SCALE_ATTRIBUTE)
+    return flag(activation, UNIT_SCALE_ATTRIBUTE) and is_single_group(num_groups)
 
 
 def problem_of(fc1: Any, activation: Any, fc2: Any, recipe: Any) -> Problem:
@@ -226,7 +226,7 @@ def host_splits(split_sizes: torch.Tensor, switches: Switches) -> tuple[int, ...
 
 def read_splits(
     split_sizes: torch.Tensor,
-    host: tuple[int, ...] | None,
+    sizes_on_host: tuple[int, ...] | None,
     plan: Plan,
     device: torch.device,
 ) -> Splits:
@@ -236,7 +236,7 @@ def read_splits(
 
     Args:
         split_sizes: int32 or int64 (G,).
-        host: The result of `host_splits`.
+        sizes_on_host: The result of `host_splits`.
         plan: Of the call; quantizing tokens takes element offsets of each width, the kernels on
             plain values take int32 row offsets.
         device: The op's device.
@@ -245,9 +245,9 @@ def read_splits(
     unique = plan.problem.token_widths if quantized else (1,)
     more = len(unique)
     split_sizes, fault = split_sizes.contiguous(), None
-    if host is None:
+    if sizes_on_host is None:
         split_sizes, fault = split_guard.checked(split_sizes, plan)
-    sizes, (ends, offsets, *rest) = tex.splits_to_offsets_multi(
+    sizes, (group_end_offsets, group_offsets, *rest) = tex.splits_to_offsets_multi(
         split_sizes,
         device,
         strides=[1, 1, *unique],
@@ -256,7 +256,15 @@ def read_splits(
         bulk_allocate=True,
     )
     elements = dict(zip(unique, rest, strict=True)) if quantized else {}
-    return Splits(sizes, ends, offsets, elements, host, None if quantized else rest[0], fault)
+    return Splits(
+        sizes,
+        group_end_offsets,
+        group_offsets,
+        elements,
+        sizes_on_host,
+        None if quantized else rest[0],
+        fault,
+    )
 
 
 def packed_bias(op: Any, dtype: torch.dtype) -> torch.Tensor | None:

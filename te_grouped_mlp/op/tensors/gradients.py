@@ -13,12 +13,12 @@ import torch
 
 from te_grouped_mlp.op.problem import LinearSpec
 from te_grouped_mlp.op.tensors import checks, memory, stacking
-from te_grouped_mlp.op.tensors.record import record
+from te_grouped_mlp.op.tensors.tensor_dataclass import tensor_dataclass
 
 _MAIN_GRAD = operator.attrgetter("main_grad")
 
 
-@record
+@tensor_dataclass
 class WgradTarget:
     """Where the weight gradients of one linear go.
 
@@ -53,7 +53,7 @@ def main_grad_of(parameter: torch.Tensor, name: str) -> torch.Tensor:
     main_grad = None if "__fsdp_param__" in own else own.get("main_grad")
     if main_grad is None:
         if hasattr(parameter, "__fsdp_param__"):
-            parameter.main_grad = parameter.get_main_grad()  # type: ignore[attr-defined]
+            parameter.main_grad = parameter.get_main_grad()
         main_grad = getattr(parameter, "main_grad", None)
     if main_grad is None:
         raise RuntimeError(

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Fresh buffers, a way for tests to make them hostile, and the device on which the op runs."""
+"""Fresh buffers, a way for tests to poison them, and the device on which the op runs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
+
+from te_grouped_mlp.op import emulated
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,16 +28,20 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) 
 
     Returns:
         A tensor the caller owns. Its content is whatever the allocator had, or the byte of the
-        innermost `hostile` block in every position. Never synchronises.
+        innermost `poisoned` block in every position. Never synchronises.
     """
-    out = torch.empty(tuple(shape), dtype=dtype, device=device)
+    gpu = emulated.device()
+    if gpu is None:
+        out = torch.empty(tuple(shape), dtype=dtype, device=device)
+    else:
+        out = gpu.empty(shape, dtype)
     if _fill_byte is not None and out.numel():
         out.view(-1).view(torch.uint8).fill_(_fill_byte)
     return out
 
 
 @contextlib.contextmanager
-def hostile(byte: int | None) -> Iterator[None]:
+def poisoned(byte: int | None) -> Iterator[None]:
     """Fill every buffer of `empty` with one byte while the block runs.
 
     Args:
@@ -60,7 +66,8 @@ def current_of(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return contextlib.nullcontext()
-    return torch.cuda.device(device)
+    there: contextlib.AbstractContextManager[Any] = torch.cuda.device(device)
+    return there
 
 
 def on_device_of_tensor(run: F) -> F:

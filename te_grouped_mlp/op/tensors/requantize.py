@@ -32,7 +32,7 @@ def ready(
         return_dequantized: Also return the values.
 
     Returns:
-        None, or the (rows, features) values, unwritten past the live rows. Never synchronises.
+        None, or the (rows, features) values, unwritten past the valid rows. Never synchronises.
 
     Raises:
         ValueError: The storage has another format than the quantizer, no row-wise data, or a

@@ -10,6 +10,7 @@ with the outer tile index first. (cuBLAS, "1D block scaling factors layout".)
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from te_grouped_mlp.op.formats import SCALE_TILE_INNER, SCALE_TILE_OUTER, Format
@@ -22,11 +23,13 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
+@functools.lru_cache(maxsize=256)
 def row_scale_shape(rows: int, cols: int, fmt: Format) -> tuple[int, int]:
     """Return the padded shape of compact row scales of a (rows, cols) matrix."""
     return round_up(rows, SCALE_TILE_OUTER), round_up(-(-cols // fmt.block), SCALE_TILE_INNER)
 
 
+@functools.lru_cache(maxsize=256)
 def column_scale_shape(rows: int, cols: int, fmt: Format) -> tuple[int, int]:
     """Return the padded shape of compact column scales of a (rows, cols) matrix."""
     return round_up(-(-rows // fmt.block), SCALE_TILE_INNER), round_up(cols, SCALE_TILE_OUTER)

@@ -16,10 +16,10 @@ import torch
 
 from te_grouped_mlp.op.extension import _C
 from te_grouped_mlp.op.tensors import capacity
-from te_grouped_mlp.op.tensors.record import record
+from te_grouped_mlp.op.tensors.tensor_dataclass import tensor_dataclass
 
 
-@record
+@tensor_dataclass
 class Stacked:
     """One tensor over all experts, and a sequence of theirs in the experts' order.
 
@@ -54,12 +54,11 @@ def _usable(table: Any) -> Any:
 
     There are none before PyTorch 2.10, and later ones may be of a version that is not known here.
     """
-    known = _C and table is not None and _look(table, [torch.empty(1, device="cpu")]) is not None
-    return table if known else None
-
-
-def _look(table: Any, tensors: Sequence[torch.Tensor | None]) -> int | None:
-    return _C.uniform_stride(table, tensors, torch.Tensor, torch.nn.Parameter)
+    if not _C or table is None:
+        return None
+    trial = [torch.empty(1, device="cpu")]
+    stride = _C.uniform_stride(table, trial, torch.Tensor, torch.nn.Parameter)
+    return None if stride is None else table
 
 
 _TABLE = _usable(getattr(torch.Tensor, "__dlpack_c_exchange_api__", None))
@@ -79,7 +78,8 @@ def uniform_stride(tensors: Sequence[torch.Tensor | None]) -> int | None:
     """
     if _TABLE is None:
         return _ask_each(tensors)
-    return _look(_TABLE, tensors)
+    stride: int | None = _C.uniform_stride(_TABLE, tensors, torch.Tensor, torch.nn.Parameter)
+    return stride
 
 
 def _ask_each(tensors: Sequence[Any]) -> int | None:

@@ -51,19 +51,27 @@ class Operation:
         kernel: First argument, or None.
         tokens: Argument name of each token operand to its features and the axis that is read.
         weight: Which weight and the axis that is read, or None without one.
+        buffer: The plain tensor of rows: its argument's name and its features.
     """
 
     name: str
     kernel: Kernel | None
     tokens: dict[str, tuple[int, Axis]]
     weight: tuple[int, Axis] | None
+    buffer: tuple[str, int] | None = None
 
 
 OPERATIONS = {
     "fc1_act": Operation("fc1_act", None, {"x": (HIDDEN, Axis.ROW)}, (1, Axis.ROW)),
-    "fc2_forward": Operation("gemm", Kernel.FC2_FORWARD, {"a": (FFN, Axis.ROW)}, (2, Axis.ROW)),
-    "fc1_dgrad": Operation("gemm", Kernel.FC1_DGRAD, {"a": (WIDE, Axis.ROW)}, (1, Axis.COLUMN)),
-    "dact_dgrad": Operation("dact_dgrad", None, {"dy": (HIDDEN, Axis.ROW)}, (2, Axis.COLUMN)),
+    "fc2_forward": Operation(
+        "gemm", Kernel.FC2_FORWARD, {"a": (FFN, Axis.ROW)}, (2, Axis.ROW), ("out", HIDDEN)
+    ),
+    "fc1_dgrad": Operation(
+        "gemm", Kernel.FC1_DGRAD, {"a": (WIDE, Axis.ROW)}, (1, Axis.COLUMN), ("out", HIDDEN)
+    ),
+    "dact_dgrad": Operation(
+        "dact_dgrad", None, {"dy": (HIDDEN, Axis.ROW)}, (2, Axis.COLUMN), ("pre_activation", WIDE)
+    ),
     "fc2_wgrad": Operation(
         "wgrad", Kernel.FC2_WGRAD, {"x": (FFN, Axis.COLUMN), "dy": (HIDDEN, Axis.COLUMN)}, None
     ),
@@ -89,9 +97,11 @@ class Call:
             shape = (WIDE, HIDDEN) if linear == 1 else (HIDDEN, FFN)
             weights = [torch.zeros(shape) for _ in case.splits]
             self.arguments["w"] = cases.weight_operand(case, weights, axis)
-        # What is not compared goes through as it is.
-        rest = {"fc1_act": 1, "gemm": 2, "dact_dgrad": 2, "wgrad": 1}[operation.name]
-        self.rest = [object() for _ in range(rest)]
+        if operation.buffer is not None:
+            name, features = operation.buffer
+            self.arguments[name] = torch.zeros(ROWS, features)
+        # An epilogue or a target is not compared, and goes through as it is.
+        self.rest = [object()]
 
     def run(self) -> Any:
         first = [] if self.operation.kernel is None else [self.operation.kernel]
@@ -213,12 +223,11 @@ def test_values_that_are_missing(operation: str) -> None:
     """Without a block-scaled format the values themselves are read, whatever copies there are."""
     call = Call(OPERATIONS[operation], "unquantized")
     quantized = Call(OPERATIONS[operation])
-    for name, operand in call.arguments.items():
-        if name != "w":
-            copies = quantized.arguments[name]
-            call.arguments[name] = dataclasses.replace(
-                operand, plain=None, row=copies.row, column=copies.column
-            )
+    for name in call.operation.tokens:
+        operand, copies = call.arguments[name], quantized.arguments[name]
+        call.arguments[name] = dataclasses.replace(
+            operand, plain=None, row=copies.row, column=copies.column
+        )
     with pytest.raises(LayoutMismatchError, match="lacks its"):
         call.run()
     assert call.backend.calls == []
@@ -253,6 +262,30 @@ def test_weights_of_fewer_experts(operation: str, fmt: str) -> None:
     weight = call.arguments["w"]
     call.arguments["w"] = dataclasses.replace(weight, data=weight.data[:2], scale=weight.scale[:2])
     with pytest.raises(LayoutMismatchError, match="^w has 2 experts; allowed: 3"):
+        call.run()
+    assert call.backend.calls == []
+
+
+@pytest.mark.parametrize("change", [(1, 0), (0, 1)], ids=["rows", "features"])
+@pytest.mark.parametrize("operation", [name for name, each in OPERATIONS.items() if each.buffer])
+def test_buffers_of_another_shape(operation: str, change: tuple[int, int]) -> None:
+    call = Call(OPERATIONS[operation])
+    name, features = call.operation.buffer
+    rows, columns = ROWS - change[0], features - change[1]
+    call.arguments[name] = torch.zeros(rows, columns)
+    text = rf"^{name} has shape \({rows}, {columns}\); allowed: \({ROWS}, {features}\)"
+    with pytest.raises(LayoutMismatchError, match=text):
+        call.run()
+    assert call.backend.calls == []
+
+
+@pytest.mark.parametrize(
+    ("operation", "allowed"),
+    [("fc2_forward", "fc2_forward, fc1_dgrad"), ("fc1_wgrad", "fc1_wgrad, fc2_wgrad")],
+)
+def test_kernels_of_other_operations(operation: str, allowed: str) -> None:
+    call = Call(dataclasses.replace(OPERATIONS[operation], kernel=Kernel.FC1_ACT))
+    with pytest.raises(ValueError, match=f"^kernel is fc1_act; allowed: {allowed}$"):
         call.run()
     assert call.backend.calls == []
 

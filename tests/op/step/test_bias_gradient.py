@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformer_engine.pytorch  # noqa: F401  (brings tex, which the op imports)
 
 from te_grouped_mlp.op.layout import Output
 from te_grouped_mlp.op.step import bias_gradient
@@ -42,7 +43,8 @@ def test_only_what_is_wanted_is_summed(wanted: set[Output], scaled: bool) -> Non
     saved = bias_gradient.to_save(bias, plan)
     assert (saved is not None) is of_scale
     splits = SimpleNamespace(
-        sizes=torch.tensor(SIZES), ends=torch.tensor(SIZES).cumsum(0, dtype=torch.int32)
+        sizes=torch.tensor(SIZES),
+        group_end_offsets=torch.tensor(SIZES).cumsum(0, dtype=torch.int32),
     )
     state: Any = SimpleNamespace(plan=plan, splits=splits, prob=prob, bias2=saved)
     db2, dscale = bias_gradient.of_fc2(state, dy)

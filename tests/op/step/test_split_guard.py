@@ -84,13 +84,13 @@ def on_devices(cases: Iterator[tuple[str, tuple[Any, ...]]]) -> list[Any]:
     ]
 
 
-def hostile_cases() -> Iterator[tuple[str, tuple[Any, ...]]]:
+def wrong_sizes() -> Iterator[tuple[str, tuple[Any, ...]]]:
     for recipe, case in RECIPES.items():
         for name, sizes in {**HOSTILE, **(UNALIGNED if recipe == "mxfp8" else {})}.items():
             yield f"{recipe}-{name}", (case, sizes)
 
 
-@pytest.mark.parametrize(("case", "sizes", "device"), on_devices(hostile_cases()))
+@pytest.mark.parametrize(("case", "sizes", "device"), on_devices(wrong_sizes()))
 def test_splits_that_do_not_fit_give_nan_and_are_named_by_the_next_call(
     case: StepCase, sizes: tuple[int, ...], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +143,7 @@ def test_every_result_is_nan(case: StepCase, device: str, monkeypatch: pytest.Mo
 def test_splits_that_fit_give_the_bits_of_a_step_that_read_them(
     case: StepCase, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with memory.hostile(0xFF):
+    with memory.poisoned(0xFF):
         unread = run(case, None, device)
     if device == "cpu":
         monkeypatch.undo()
@@ -156,7 +156,7 @@ def test_splits_that_fit_give_the_bits_of_a_step_that_read_them(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_replayed_graph_with_hostile_splits_and_then_with_good_ones(recipe: str) -> None:
+def test_a_replayed_graph_with_bad_splits_and_then_with_good_ones(recipe: str) -> None:
     case = RECIPES[recipe].but(device="cuda")
     layers = Layers.make(case)
     captured = graphs.capture(layers)

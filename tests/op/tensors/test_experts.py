@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformer_engine.pytorch  # noqa: F401  (brings tex, which the op imports)
 
 from te_grouped_mlp.op.te.adapter import linear_spec, parameters
 from te_grouped_mlp.op.tensors import experts

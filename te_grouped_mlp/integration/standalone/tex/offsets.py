@@ -84,7 +84,8 @@ def _carve(
     starts: list[int] = []
     end = 0
     for shape, dtype, alignment in zip(shapes, dtypes, alignments, strict=True):
-        starts.append(_round_up(end, max(alignment, dtype.itemsize)))
+        multiple = max(alignment, dtype.itemsize)
+        starts.append(-(-end // multiple) * multiple)
         end = starts[-1] + math.prod(shape) * dtype.itemsize
     widest = max([1, *alignments])
     raw = memory.empty((end + widest,), torch.uint8, device)

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from te_grouped_mlp.op.activations import wrappers
 from te_grouped_mlp.op.environment import WGRAD_SWITCH, Environment
-from te_grouped_mlp.op.fit import INTERLEAVE, activation_refusals, feature_refusals
 from te_grouped_mlp.op.formats import MAX_QUANTIZED_GROUPS, MXFP8, DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
 from te_grouped_mlp.op.packages import RUNTIME_OFFSETS, Absent
 from te_grouped_mlp.op.plan import Plan, Reason, Reject, planned
 from te_grouped_mlp.op.problem import Call, Problem, RecipeKind
+from te_grouped_mlp.op.shape_constraints import INTERLEAVE, activation_refusals, feature_refusals
 
 NAME = "cudnn"
 
@@ -45,9 +45,8 @@ _NEEDED = {
 
 @dataclass(frozen=True)
 class Host:
-    """Where the kernels are: on a GPU behind TE's extension, or simulated by tests on a CPU.
-
-    No switch of a user leads to another value than `GPU`.
+    """Where the kernels are: on a GPU behind TE's extension; or emulated, or simulated by tests, on
+    a CPU.
     """
 
     device: str = "cuda"
@@ -55,15 +54,21 @@ class Host:
 
 
 GPU = Host()
+EMULATED = Host(device="cpu", standalone=True)
 
 
-def refusal(problem: Problem, env: Environment, host: Host = GPU) -> Reject | None:
+def host_of(env: Environment) -> Host:
+    """Return where the kernels are on this machine."""
+    return EMULATED if env.emulated else GPU
+
+
+def refusal(problem: Problem, env: Environment, host: Host | None = None) -> Reject | None:
     """Return the first cause for which no call of `problem` could run here, or None."""
-    return next(_problem_refusals(problem, env, host), None)
+    return next(_problem_refusals(problem, env, host or host_of(env)), None)
 
 
 def plan_launches(
-    problem: Problem, call: Call, env: Environment, host: Host = GPU
+    problem: Problem, call: Call, env: Environment, host: Host | None = None
 ) -> tuple[Launch, ...] | Reject:
     """Return the launches that the call needs, in order, or the first cause that rules it out.
 
@@ -71,7 +76,7 @@ def plan_launches(
         problem: The facts of the fused op.
         call: The facts of the call.
         env: The machine; its wrappers decide row extents and determinism.
-        host: Where the kernels are.
+        host: Where the kernels are; None for what `env` says.
 
     Returns:
         Every launch of the forward and of the backward. Those that add with float atomics under
@@ -81,7 +86,7 @@ def plan_launches(
     return found if found is not None else tuple(_launches(problem, call, env))
 
 
-def plan(problem: Problem, call: Call, env: Environment, host: Host = GPU) -> Plan | Reject:
+def plan(problem: Problem, call: Call, env: Environment, host: Host | None = None) -> Plan | Reject:
     """Plan a call, or say why it is refused; arguments as of `plan_launches`."""
     launches = plan_launches(problem, call, env, host)
     return planned(NAME, problem, call, launches, split_multiple=ROWS_MULTIPLE)

@@ -75,13 +75,18 @@ def end_offsets(splits: Splits, groups: int) -> torch.Tensor:
         ValueError: They are not int32 (G,) in one piece; other integers end in an error of the
             compiler, or in nonsense.
     """
-    ends = splits.ends
-    if ends.dtype is not torch.int32 or tuple(ends.shape) != (groups,) or not ends.is_contiguous():
+    group_end_offsets = splits.group_end_offsets
+    if (
+        group_end_offsets.dtype is not torch.int32
+        or tuple(group_end_offsets.shape) != (groups,)
+        or not group_end_offsets.is_contiguous()
+    ):
         raise ValueError(
-            f"splits.ends is {ends.dtype} of shape {tuple(ends.shape)}; "
+            f"splits.group_end_offsets is {group_end_offsets.dtype} of shape "
+            f"{tuple(group_end_offsets.shape)}; "
             f"allowed: torch.int32 of shape {(groups,)}, contiguous"
         )
-    return ends
+    return group_end_offsets
 
 
 def split_sizes(host: Sequence[int] | None, rows: int) -> None:

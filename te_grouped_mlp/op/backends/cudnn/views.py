@@ -33,12 +33,12 @@ class Tokens:
     Attributes:
         data: E4M3 (rows, K, 1), strides (K, 1, rows * K).
         scale: E8M0, the six-dimensional view of row scales.
-        ends: int32 (G,), end rows of the experts.
+        group_end_offsets: int32 (G,), end rows of the experts.
     """
 
     data: torch.Tensor
     scale: torch.Tensor
-    ends: torch.Tensor
+    group_end_offsets: torch.Tensor
 
     @property
     def rows(self) -> int:
@@ -48,7 +48,7 @@ class Tokens:
     @property
     def groups(self) -> int:
         """Number of experts."""
-        return int(self.ends.numel())
+        return int(self.group_end_offsets.numel())
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,9 @@ class WeightArguments:
     kept: tuple[Any, ...] = ()
 
 
-def tokens(name: str, copy: QuantizedCopy, shape: tuple[int, int], ends: torch.Tensor) -> Tokens:
+def tokens(
+    name: str, copy: QuantizedCopy, shape: tuple[int, int], group_end_offsets: torch.Tensor
+) -> Tokens:
     """View the row copy of a token operand.
 
     Raises:
@@ -80,7 +82,7 @@ def tokens(name: str, copy: QuantizedCopy, shape: tuple[int, int], ends: torch.T
     checks.packed_scales(name, copy, shape)
     data = as_kernel_matrix(copy.data.view(E4M3))
     scale = to_kernel_view(copy.scale.view(E8M0), shape[0], -(-shape[1] // MXFP8.block))
-    return Tokens(data, scale, ends)
+    return Tokens(data, scale, group_end_offsets)
 
 
 def weights(w: WeightOperand) -> WeightArguments:

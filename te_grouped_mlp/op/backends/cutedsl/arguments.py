@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
+from te_grouped_mlp.op import emulated
 from te_grouped_mlp.op.tensors import memory, stacking
 from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.tensors.operands import (
@@ -25,7 +26,11 @@ _ALIGN = 16
 
 def int32_offsets(splits: Splits) -> torch.Tensor:
     """Return the row offsets with a leading zero, int32 (G + 1,); never synchronises."""
-    return splits.offsets.to(torch.int32) if splits.starts is None else splits.starts
+    return (
+        splits.group_offsets.to(torch.int32)
+        if splits.group_offsets_int32 is None
+        else splits.group_offsets_int32
+    )
 
 
 def rows_of(operand: GroupedOperand, axis: Axis, name: str) -> torch.Tensor:
@@ -33,7 +38,7 @@ def rows_of(operand: GroupedOperand, axis: Axis, name: str) -> torch.Tensor:
 
     Args:
         operand: Unquantized: its values, copied only if they are not aligned. Block-scaled: the
-            values of the copy of `axis`; of bytes, a new tensor, unwritten past the live rows.
+            values of the copy of `axis`; of bytes, a new tensor, unwritten past the valid rows.
         axis: Which copy.
         name: Of the operand, for messages.
 
@@ -60,15 +65,16 @@ def _values_of(copy: QuantizedCopy, operand: GroupedOperand) -> torch.Tensor:
     values = memory.empty(operand.shape, torch.bfloat16, copy.data.device)
     if values.numel():
         block_scale.dequantize(
-            copy.data, copy.scale, operand.splits.ends, values,
+            copy.data, copy.scale, operand.splits.group_end_offsets, values,
             axis_column=copy.axis is Axis.COLUMN, swizzled=copy.swizzled,
         )  # fmt: skip
     return values
 
 
 def require_bf16(name: str, tensor: torch.Tensor) -> None:
-    """Raise ValueError unless a tensor is bf16 on a CUDA device."""
-    if tensor.dtype is not torch.bfloat16 or not tensor.is_cuda:
+    """Raise ValueError unless a tensor is bf16 on a CUDA device, or on what stands for one."""
+    on_device = tensor.is_cuda or emulated.device() is not None
+    if tensor.dtype is not torch.bfloat16 or not on_device:
         raise ValueError(
             f"{name} is {tensor.dtype} on {tensor.device}; allowed: torch.bfloat16 on cuda"
         )

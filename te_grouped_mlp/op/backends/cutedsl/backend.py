@@ -26,7 +26,6 @@ from te_grouped_mlp.op.backends.base import (
     Fc1Epilogue,
     Fc1Result,
     GemmEpilogue,
-    require_shape,
 )
 from te_grouped_mlp.op.backends.cutedsl import arguments, keys
 from te_grouped_mlp.op.backends.cutedsl.compile import target_arch
@@ -107,15 +106,11 @@ class CuteDslBackend:
         epilogue: GemmEpilogue,
     ) -> None:
         """Write ``a W^T`` (FC2_FORWARD) or ``a W`` (FC1_DGRAD) into `out`."""
-        if kernel not in _GEMMS:
-            raise ValueError(f"kernel is {kernel.value}; allowed: fc2_forward, fc1_dgrad")
-        op, rows = _GEMMS[kernel], plan.layout.buffer_rows
-        n = w.shape[1 if op is Op.FC1_DGRAD else 0]
-        require_shape("out", tuple(out.shape), (rows, n))
+        op = _GEMMS[kernel]
         arguments.require_bf16("out", out)
         left = arguments.rows_of(a, Axis.ROW, "a")
         right = arguments.experts_of(w)
-        if not rows:
+        if not plan.layout.buffer_rows:
             return
 
         bias = None if epilogue.bias is None else epilogue.bias.float()
@@ -130,7 +125,7 @@ class CuteDslBackend:
             bias=bias, bias_scale=scale,
         )  # fmt: skip
         if epilogue.zero_tail and not plan.call.rows_are_full:
-            zero_tail(target, a.splits.ends)
+            zero_tail(target, a.splits.group_end_offsets)
         if target is not out:
             out.copy_(target)
 
@@ -144,7 +139,6 @@ class CuteDslBackend:
     ) -> DactResult:
         """Compute the gradient of FC1's output from ``dy W2`` and the pre-activation."""
         spec, rows, n = plan.problem.activation, plan.layout.buffer_rows, w.shape[1]
-        require_shape("pre_activation", tuple(pre_activation.shape), (rows, n * spec.expansion))
         arguments.require_bf16("pre_activation", pre_activation)
         if epilogue.want_activated and spec.is_gated:
             raise ValueError(f"want_activated is set; {spec.kind.value} does not recompute it")
@@ -174,8 +168,6 @@ class CuteDslBackend:
         self, plan: Plan, kernel: Kernel, x: GroupedOperand, dy: GroupedOperand, target: WgradTarget
     ) -> None:
         """Write or add ``dy_g^T x_g`` for every expert."""
-        if kernel not in _WGRADS:
-            raise ValueError(f"kernel is {kernel.value}; allowed: fc1_wgrad, fc2_wgrad")
         op, shape = _WGRADS[kernel], (dy.shape[1], x.shape[1])
         experts, members = arguments.target_of(target, plan.layout.num_groups, shape)
         d = experts.values
@@ -209,9 +201,15 @@ def _finished(
     dprob = bias_grad = None
     if partials is not None:
         rows = plan.layout.buffer_rows
-        dprob = reduce_row_partials(partials, splits.ends) if rows else partials.new_zeros(0)
+        dprob = (
+            reduce_row_partials(partials, splits.group_end_offsets)
+            if rows
+            else partials.new_zeros(0)
+        )
     if epilogue.want_bias_grad:
-        bias_grad = group_reductions.column_sums(grad, splits.sizes, group_end_offsets=splits.ends)
+        bias_grad = group_reductions.column_sums(
+            grad, splits.sizes, group_end_offsets=splits.group_end_offsets
+        )
         if spec.is_gated:
             bias_grad = arguments.out_of_pairs(bias_grad, spec.interleave)
     activated = None
@@ -223,7 +221,7 @@ def _finished(
     result = _operand(
         plan, splits, grad,
         row=Output.DX in plan.call.wanted, column=epilogue.want_column,
-        keep_quantized_for_backward=problem.fc1.delay_wgrad, paired=spec.is_gated,
+        keep_quantized_for_backward=problem.fc1.delay_wgrad, gate_linear_interleaved=spec.is_gated,
     )  # fmt: skip
     return DactResult(result, dprob, bias_grad, activated)
 

@@ -14,12 +14,12 @@ import functools
 from collections.abc import Iterator
 
 from te_grouped_mlp.op.environment import STANDALONE_SWITCH, Environment
-from te_grouped_mlp.op.fit import INTERLEAVE, activation_refusals, feature_refusals
 from te_grouped_mlp.op.formats import DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
 from te_grouped_mlp.op.packages import Absent
 from te_grouped_mlp.op.plan import Plan, Reason, Reject, planned
 from te_grouped_mlp.op.problem import Call, Problem, RecipeKind, TensorKind
+from te_grouped_mlp.op.shape_constraints import INTERLEAVE, activation_refusals, feature_refusals
 
 NAME = "cutedsl"
 
@@ -76,8 +76,9 @@ def plan(problem: Problem, call: Call, env: Environment) -> Plan | Reject:
 
 
 def _problem_refusals(problem: Problem, env: Environment, *, steps_in: bool) -> Iterator[Reject]:
-    if problem.device != "cuda":
-        yield Reject(Reason.DEVICE, f"device is {problem.device}; allowed: cuda")
+    device = "cpu" if env.emulated else "cuda"
+    if problem.device != device:
+        yield Reject(Reason.DEVICE, f"device is {problem.device}; allowed: {device}")
     steps_in = steps_in and problem.recipe is RecipeKind.MXFP8
     yield from _architecture_refusals(env, steps_in or env.switches.backend == NAME)
     if problem.recipe is RecipeKind.MXFP8 and env.sm == _HOPPER and not env.standalone:

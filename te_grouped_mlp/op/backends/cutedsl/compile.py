@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from te_grouped_mlp.op import emulated
 from te_grouped_mlp.op.backends.cutedsl import disk, library
 from te_grouped_mlp.op.backends.cutedsl.keys import KernelKey
 from te_grouped_mlp.op.backends.cutedsl.library import deprecations_ignored
@@ -62,6 +63,10 @@ def kernel(key: KernelKey) -> Callable[..., None]:
 
 
 def _stored_or_compiled(key: KernelKey) -> Callable[..., None]:
+    gpu = emulated.device()
+    if gpu is not None:
+        # A kernel from disk would not carry its PTX.
+        return gpu.compiled(_compile(key))
     folder = _folder()
     if folder is None:
         return _compile(key)
@@ -87,6 +92,8 @@ def compile_ahead(keys: Iterable[KernelKey], workers: int | None = None) -> int:
         How many kernels were compiled. A worker that fails or does not end costs nothing but time:
         `kernel` then compiles in this process and shows the error.
     """
+    if emulated.device() is not None:
+        return 0
     with _one_at_a_time:
         return _compile_ahead(keys, workers)
 

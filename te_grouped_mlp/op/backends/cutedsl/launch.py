@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable
 
 import torch
 
+from te_grouped_mlp.op import emulated
 from te_grouped_mlp.op.backends.cutedsl import compile as kernels
 from te_grouped_mlp.op.backends.cutedsl import keys
 from te_grouped_mlp.op.backends.cutedsl.config import Op
@@ -61,14 +62,14 @@ class Launcher:
         b: torch.Tensor,
         d: torch.Tensor | None,
         c: torch.Tensor | None,
-        offsets: torch.Tensor,
+        group_offsets_int32: torch.Tensor,
         **epilogue: torch.Tensor | None,
     ) -> None:
         """Launch.
 
         Args:
             a, b, d, c: Operands, as the kernel's module says.
-            offsets: int32 (G + 1,) row offsets.
+            group_offsets_int32: int32 (G + 1,) row offsets.
             **epilogue: Tensors of the epilogue, exactly those that the key announces.
 
         Raises:
@@ -78,7 +79,11 @@ class Launcher:
         if not self._allowed.issuperset(epilogue):
             unknown = sorted(epilogue.keys() - self._allowed)
             raise TypeError(f"{self.key.op.value} got {unknown}; allowed: {self._names}")
-        lengths = (None, offsets, None, None) if self._over_k else (offsets, None, None, None)
+        lengths = (
+            (None, group_offsets_int32, None, None)
+            if self._over_k
+            else (group_offsets_int32, None, None, None)
+        )
         arguments = tuple(map(epilogue.get, self._names))
         self._function(a, b, d, c, arguments, self._scheduler, lengths, None, None)
 
@@ -146,7 +151,7 @@ def reduce_row_partials(
         group_end_offsets: int32 (G,), inclusive prefix sums of the experts' rows.
 
     Returns:
-        fp32 (rows,), new; zero past the live rows.
+        fp32 (rows,), new; zero past the valid rows.
     """
     out = memory.empty((row_partials.shape[0],), torch.float32, row_partials.device)
     _row_kernel(Op.REDUCE_ROW_PARTIALS)(row_partials, group_end_offsets, out)
@@ -154,7 +159,7 @@ def reduce_row_partials(
 
 
 def zero_tail(out: torch.Tensor, group_end_offsets: torch.Tensor) -> None:
-    """Write zeros to the rows of `out` (rows, N) bf16, row-major, N even, past the live ones."""
+    """Write zeros to the rows of `out` (rows, N) bf16, row-major, N even, past the valid ones."""
     _row_kernel(Op.ZERO_TAIL)(out, group_end_offsets)
 
 
@@ -170,4 +175,7 @@ def _active_clusters(size: int, device: int) -> int:
     CuTe DSL would compile a kernel to ask the driver. Processors come in pairs, so clusters of two
     fill the GPU; a number that is too high for larger ones would only make some wait.
     """
+    gpu = emulated.device()
+    if gpu is not None:
+        return gpu.active_clusters(size)
     return int(torch.cuda.get_device_properties(device).multi_processor_count) // size

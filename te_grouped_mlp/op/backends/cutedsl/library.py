@@ -42,7 +42,8 @@ def link(path: Path) -> Path | None:
     needed = [Path(each) for each in cute.runtime.find_runtime_libraries(enable_tvm_ffi=True)]
     # By their folders, so that the loader finds them before anything has loaded them.
     folders = [f"-Wl,-rpath,{each.parent}" for each in needed]
-    command = [compiler, "-shared", "-Wl,-Bsymbolic", "-o", out, path, *needed, *folders]
+    files = [str(each) for each in (out, path, *needed)]
+    command = [compiler, "-shared", "-Wl,-Bsymbolic", "-o", *files, *folders]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)
     except (OSError, subprocess.SubprocessError):
@@ -63,7 +64,7 @@ def load(path: Path, symbol: str) -> Callable[..., None]:
     if path.suffix == ".so":
         import tvm_ffi
 
-        return tvm_ffi.load_module(str(path))[symbol]  # type: ignore[no-any-return]
+        return tvm_ffi.load_module(str(path))[symbol]
     with deprecations_ignored():
         import cutlass.cute as cute
 

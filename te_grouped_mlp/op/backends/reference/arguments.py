@@ -18,6 +18,7 @@ from te_grouped_mlp.op.tensors import memory
 from te_grouped_mlp.op.tensors.capacity import Span, source_code, span
 from te_grouped_mlp.op.tensors.operands import (
     Axis,
+    DequantizedCopy,
     GroupedOperand,
     QuantizedCopy,
     Splits,
@@ -116,7 +117,7 @@ def read(operand: GroupedOperand, axis: Axis, segment: Segment, name: str) -> to
             raise ValueError(f"{name} has no plain values, which format unquantized needs")
         return operand.plain[segment.span].double()
     copy = operand.row if axis is Axis.ROW else operand.column
-    if copy is None:
+    if not isinstance(copy, QuantizedCopy):
         raise ValueError(f"{name} has no {axis.value} copy, which the kernel reads")
     return _dequantize(copy, operand.format, operand.shape[1], segment)
 
@@ -209,7 +210,9 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def _sizes(splits: Splits) -> tuple[int, ...]:
-    return splits.host if splits.host is not None else tuple(splits.sizes.tolist())
+    return (
+        splits.sizes_on_host if splits.sizes_on_host is not None else tuple(splits.sizes.tolist())
+    )
 
 
 def _dequantize(copy: QuantizedCopy, fmt: Format, cols: int, segment: Segment) -> torch.Tensor:
@@ -225,11 +228,12 @@ def _dequantize(copy: QuantizedCopy, fmt: Format, cols: int, segment: Segment) -
 
 
 def _spans(
-    copy: QuantizedCopy | None, fmt: Format, cols: int, start: int
+    copy: QuantizedCopy | DequantizedCopy | None, fmt: Format, cols: int, start: int
 ) -> tuple[Span | None, Span | None]:
     """Memory of the data and of the scales of the rows from `start` on; None for no copy."""
     if copy is None:
         return None, None
+    assert isinstance(copy, QuantizedCopy)
     if not (copy.data.is_contiguous() and copy.scale.is_contiguous()):
         raise ValueError(f"{copy.axis.value} copy is not contiguous; only contiguous is allowed")
     # Compact and swizzled scales agree on where a 128-row boundary lies.

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 
 from te_grouped_mlp.op.activations import wrappers
 from te_grouped_mlp.op.environment import Environment
-from te_grouped_mlp.op.fit import INTERLEAVE, feature_refusals
 from te_grouped_mlp.op.formats import MAX_QUANTIZED_GROUPS, DType
 from te_grouped_mlp.op.layout import Kernel, Launch, Output, RowExtent
 from te_grouped_mlp.op.packages import RUNTIME_OFFSETS, Absent
 from te_grouped_mlp.op.plan import Plan, Reason, Reject, planned
 from te_grouped_mlp.op.problem import Call, Problem, RecipeKind, TensorKind
+from te_grouped_mlp.op.shape_constraints import INTERLEAVE, feature_refusals
 
 NAME = "reference"
 

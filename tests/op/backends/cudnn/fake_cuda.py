@@ -11,19 +11,19 @@ own checks of arguments pass before the missing driver is noticed.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from te_grouped_mlp.emulator import fake_cuda as emulated
+from te_grouped_mlp.emulator.tensors import claimed
+
 ARCH = "sm_100a"
 RECORD, COMPILE, CHECK = "record", "compile", "check"
-_CUDA = 2
-"""DLPack's code of a CUDA device."""
 
 
 @dataclass
@@ -67,16 +67,7 @@ class Report:
     wrappers: dict[str, frozenset[str]]
 
 
-class Stream:
-    """The one stream of this process."""
-
-    cuda_stream = 0
-
-    def __int__(self) -> int:
-        return 0
-
-
-STREAM = Stream()
+STREAM = emulated.STREAM
 launches: list[Launch] = []
 
 
@@ -93,82 +84,23 @@ def install(level: str, folder: Path) -> None:
     if "pytest" in sys.modules:
         raise RuntimeError("fake_cuda is for child processes")
     os.environ["CUTE_DSL_ARCH"] = ARCH
-    _replace_in_torch()
-    import cutlass
-    from cutlass import cute
-
-    assert "cudnn.gemm.cutedsl.grouped" not in sys.modules, "the frontend has taken the originals"
-    cutlass.utils.HardwareInfo = _Hardware
-    cute.runtime.from_dlpack = functools.partial(_from_dlpack, cute.runtime.from_dlpack)
-    cute.compile = _Compiler(cute.compile, level, folder)
-    # Releases before 1.31 keep a workspace per kernel, and need no more than the above.
-    with contextlib.suppress(ImportError):
-        from cudnn.gemm.cutedsl.grouped.dglu import _blockscaled_api
-
-        if hasattr(_blockscaled_api, "Workspace"):
-            _blockscaled_api.Workspace = _host_workspace(_blockscaled_api.Workspace)
+    _posing.enter_context(emulated.posing(_empty))
+    emulated.install(lambda original: _Compiler(original, level, folder))
 
 
-def _replace_in_torch() -> None:
-    import torch
-
-    cuda = torch.cuda
-    cuda.is_available = lambda: True
-    cuda.current_device = lambda: 0
-    cuda.get_device_capability = lambda *_: (10, 0)
-    cuda.current_stream = cuda.default_stream = lambda *_: STREAM
-    # What the frontend asks instead, where torch has it: only a build for CUDA does.
-    torch._C._cuda_getCurrentRawStream = lambda _index: STREAM.cuda_stream
-    cuda.is_current_stream_capturing = lambda: False
-    cuda.stream = cuda.device = lambda *_: contextlib.nullcontext()
-    torch.Tensor.is_cuda = property(lambda _: True)
-    torch.Tensor.record_stream = lambda *_: None
-    torch.empty = functools.partial(_empty, torch.empty)
+_posing = contextlib.ExitStack()
+"""Never left: the whole process believes it."""
 
 
-def _empty(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _empty(shape: Sequence[int], dtype: Any, strides: Sequence[int]) -> Any:
     """Allocate on the CPU; workspaces as aligned as CUDA's allocator makes them."""
     import torch
 
-    if str(kwargs.get("device", "")).startswith("cuda"):
-        kwargs["device"] = "cpu"
-    size = args[0][0] if isinstance(args[0], tuple) and len(args[0]) == 1 else args[0]
-    if kwargs.get("dtype") is torch.uint8 and isinstance(size, int):
-        raw = original(size + 256, dtype=torch.uint8)
-        skipped = -raw.data_ptr() % 256
-        return raw[skipped : skipped + size]
-    return original(*args, **kwargs)
-
-
-def _from_dlpack(original: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
-    """Let workspaces lie in global memory, which kernels are built for."""
-    import torch
-
-    claimed = _Claimed(tensor) if isinstance(tensor, torch.Tensor) else tensor
-    return original(claimed, *args, **kwargs)
-
-
-class _Hardware:
-    """What the driver would say about the GPU."""
-
-    def __init__(self, *_: Any) -> None:
-        pass
-
-    def get_max_active_clusters(self, size: int, stream: Any = None) -> int:
-        del stream
-        return 148 // size
-
-
-def _host_workspace(original: Any) -> Any:
-    class HostWorkspace(original):  # type: ignore[misc]
-        """A workspace that does not compare the ordinal of its device, and has one."""
-
-        def __init__(self, *args: Any, device: Any = None, **kwargs: Any) -> None:
-            del device
-            super().__init__(*args, **kwargs)
-            self._device = 0
-
-    return HostWorkspace
+    last = sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+    nbytes = (last + 1) * dtype.itemsize if all(shape) else 0
+    raw = torch.arange(0, dtype=torch.uint8).new_zeros(nbytes + 256)
+    skipped = -raw.data_ptr() % 256
+    return raw[skipped : skipped + nbytes].view(dtype).as_strided(shape, strides)
 
 
 class _Compiler:
@@ -205,31 +137,7 @@ def _launch(kernel: str, ptx: str, built: Any, *args: Any, **kwargs: Any) -> Non
     if built is None:
         return
     try:
-        built(*_claimed(args), **dict(zip(kwargs, _claimed(tuple(kwargs.values())), strict=True)))
+        built(*map(claimed, args), **{name: claimed(value) for name, value in kwargs.items()})
     except Exception as error:
         # What the kernel says about its arguments is the result of this level.
         launch.error = f"{type(error).__name__}: {error}"
-
-
-def _claimed(values: Sequence[Any]) -> list[Any]:
-    import torch
-
-    return [_Claimed(value) if isinstance(value, torch.Tensor) else value for value in values]
-
-
-class _Claimed:
-    """A CPU tensor that exports itself as CUDA's."""
-
-    def __init__(self, tensor: Any) -> None:
-        self._tensor = tensor.detach()
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return _CUDA, 0
-
-    def __dlpack__(self, **_: Any) -> Any:
-        capsule = self._tensor.__dlpack__()
-        get = ctypes.pythonapi.PyCapsule_GetPointer
-        get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-        # The struct begins with the address of the data; the device's type follows.
-        ctypes.c_int32.from_address(get(capsule, b"dltensor") + 8).value = _CUDA
-        return capsule

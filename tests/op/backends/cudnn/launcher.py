@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from te_grouped_mlp.emulator.launch_cases import LaunchCase
 from tests.op.backends.cudnn.fake_cuda import Report
-from tests.op.backends.cudnn.launch_cases import LaunchCase
 
 REQUIRE = "TE_GROUPED_MLP_REQUIRE_KERNELS"
 ROOT = Path(__file__).resolve().parents[4]

@@ -18,7 +18,6 @@ import pytest
 from te_grouped_mlp.op import environment, packages
 from te_grouped_mlp.op.backends.cudnn import capability, signatures
 from te_grouped_mlp.op.backends.cudnn.backend import CudnnBackend
-from tests.op.backends.cudnn.launch_cases import HOST
 from tests.support import backends, frontend_stand_in, step
 from tests.support.frontend_signatures import WRAPPERS as ALL_WRAPPERS
 from tests.support.frontend_stand_in import StandIn
@@ -30,8 +29,8 @@ SM = (10, 0)
 class _Simulated:
     """What the backend says of itself where it is allowed on CPU tensors."""
 
-    refusal = staticmethod(functools.partial(capability.refusal, host=HOST))
-    plan = staticmethod(functools.partial(capability.plan, host=HOST))
+    refusal = staticmethod(functools.partial(capability.refusal, host=capability.EMULATED))
+    plan = staticmethod(functools.partial(capability.plan, host=capability.EMULATED))
 
 
 def wrappers_of(stand_in: StandIn) -> dict[str, frozenset[str]]:

@@ -31,9 +31,9 @@ SERVED = [
 PARTS = ("bias", "dprob", "bias_grad", "deterministic", "accumulate")
 
 
-def shared(wrapper: str, release: str, *, all_rows: bool = False) -> arguments.Call:
+def shared(wrapper: str, release: str, *, all_rows: bool = False) -> arguments.SharedArguments:
     takes = frozenset(signature(wrapper, release).parameters)
-    return arguments.Call(takes, None, all_rows, torch.ones(GROUPS), torch.ones(1))
+    return arguments.SharedArguments(takes, None, all_rows, torch.ones(GROUPS), torch.ones(1))
 
 
 def token_views(cols: int) -> views.Tokens:

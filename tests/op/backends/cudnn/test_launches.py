@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from te_grouped_mlp.emulator.launch_cases import GROUPS, ROWS, LaunchCase, cases
 from te_grouped_mlp.op.activations import Activation
 from te_grouped_mlp.op.layout import Kernel
 from tests.op.backends.cudnn import fake_cuda, ptx
 from tests.op.backends.cudnn.fake_cuda import Result
-from tests.op.backends.cudnn.launch_cases import FAULTS, GROUPS, ROWS, LaunchCase, cases
+from tests.op.backends.cudnn.faults import FAULTS
 from tests.op.backends.cudnn.launcher import launch, require_frontend
 
 CASES = {case.id: case for case in cases()}

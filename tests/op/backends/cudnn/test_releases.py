@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from te_grouped_mlp.cli.frontend_releases import RELEASES, wrappers
+from te_grouped_mlp.emulator.launch_cases import cases
 from te_grouped_mlp.op.activations import Activation
 from te_grouped_mlp.op.plan import Reason
 from tests.op.backends.cudnn import fake_cuda
-from tests.op.backends.cudnn.launch_cases import cases
 from tests.op.backends.cudnn.launcher import ROOT, launch, require_frontend
 
 pytestmark = pytest.mark.slow

@@ -22,7 +22,6 @@ class OnDevice:
     def __init__(self, device: str) -> None:
         self.inner = ReferenceBackend()
         self.device = torch.device(device)
-        self.plan = self.inner.plan
 
     def _there(self, *values):
         return [moved(value, self.device) for value in values]

@@ -42,7 +42,6 @@ from te_grouped_mlp.op.step import (
     bias_gradient,
     data_gradient,
     intact,
-    ops_state,
     saved,
     split_guard,
     unfused,
@@ -96,7 +95,7 @@ class _GroupedMLP_CuTeGEMMBase(upstream_api.UpstreamSeams, FusedOperation):  # n
 
         Extra inputs are FC1's split sizes, the probabilities, FC2's split sizes (the same tensor)
         and, with ``scale_bias``, the probabilities again. ``output`` (FC2) and ``grad_input`` (FC1)
-        may be given as keywords; their rows past the live ones keep their content.
+        may be given as keywords; their rows past the valid ones keep their content.
 
         Raises:
             ValueError, TypeError, RuntimeError: Before any kernel; the message names the argument.
@@ -161,8 +160,7 @@ class _GroupedMLP_CuTeGEMMBase(upstream_api.UpstreamSeams, FusedOperation):  # n
         quantizers.refuse_carriers(None, ops[2])
         scaled = plan.call.format.is_block_scaled
         quantizers.require_readable("grad_output", grad_output, block_scaled=scaled)
-        ops_state.require_unwritten(state, ctx.owners)
-        intact.require(state, grad_output, ctx.grad_input)
+        intact.require(state, ctx.owners, grad_output, ctx.grad_input)
         dx, grads1, grads2, dprob = _backward(ops, state, ctx.owners, grad_output, ctx.grad_input)
         # The caller's buffer goes back as a view, which autograd keeps without a copy.
         if dx is not None and (ctx.grad_input is not None or dx.shape != ctx.input_shape):
@@ -206,7 +204,7 @@ def _forward(
         w2=w2.column,
         owns_x=call.format.is_block_scaled and not adapter.is_gemm_ready(inputs.x),
         bias2=bias_gradient.to_save(bias2, plan),
-        ops=ops_state.read(plan, fc1, fc2, inputs.weights),
+        ops=intact.read_ops(plan, fc1, fc2, inputs.weights),
     )
 
 

@@ -39,7 +39,11 @@ def feature_refusals(
         )
     if act.is_gated and act.interleave not in interleaves:
         listed = " or ".join(str(each) for each in interleaves)
-        yield Reject(Reason.INTERLEAVE, f"interleave is {act.interleave}; allowed: {listed}")
+        yield Reject(
+            Reason.INTERLEAVE,
+            f"interleave is {act.interleave}; allowed: {listed}; `te-grouped-mlp convert` reorders "
+            "FC1 of a checkpoint",
+        )
 
 
 def activation_refusals(problem: Problem, is_computed: Callable[[Row], bool]) -> Iterator[Reject]:
