@@ -14,6 +14,7 @@ from te_grouped_mlp.op.backends import CLASSES
 from te_grouped_mlp.op.backends.cudnn.capability import NAME as CUDNN
 from te_grouped_mlp.op.backends.cudnn.capability import ROWS_MULTIPLE as CUDNN_ROWS
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED
+from te_grouped_mlp.op.packages import Absent
 from te_grouped_mlp.op.problem import RecipeKind
 
 _BLACKWELL = 10
@@ -38,16 +39,16 @@ def row_multiple(recipe: Any = None, *, backend: str | None = None) -> int:
         raise ValueError(f"backend is {backend!r}; allowed: None, {', '.join(CLASSES)}")
     if recipe is None:
         return UNQUANTIZED.rows_multiple
-    from te_grouped_mlp.op.te import recipes
+    from te_grouped_mlp.op.te.quantizers import read_recipe
 
-    kind, detail = recipes.read(recipe)
+    kind, detail = read_recipe(recipe)
     if kind is not RecipeKind.MXFP8:
         raise ValueError(
             f"recipe is {detail or type(recipe).__name__}; allowed: None, MXFP8BlockScaling"
         )
     if backend is None:
         sm = environment.current().sm
-        backend = CUDNN if sm and sm[0] == _BLACKWELL else None
+        backend = CUDNN if not isinstance(sm, Absent) and sm[0] == _BLACKWELL else None
     return CUDNN_ROWS if backend == CUDNN else MXFP8.rows_multiple
 
 
