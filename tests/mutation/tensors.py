@@ -57,7 +57,7 @@ _CHECKS = (
     Mutation(
         "hostile memory not filled", f"{_TENSORS}/memory.py", "empty",
         "if _fill_byte is not None and out.numel():", "if False:",
-        f"{_TESTS}/tensors/test_operands.py::test_hostile_memory_is_filled",
+        f"{_TESTS}/tensors/test_operands.py::test_poisoned_memory_is_filled",
     ),
 )  # fmt: skip
 
