@@ -118,7 +118,7 @@ def _call_refusals(problem: Problem, call: Call) -> Iterator[Reject]:
 
 
 def _dtype_detail(name: str, dtype: DType) -> str:
-    return f"{name} is {dtype.value}; allowed: {', '.join(each.value for each in _DTYPES)}"
+    return f"{name} is {dtype.value}; allowed: {', '.join(known.value for known in _DTYPES)}"
 
 
 def _launches(problem: Problem, call: Call, env: Environment) -> Iterator[Launch]:
