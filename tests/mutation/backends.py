@@ -136,7 +136,7 @@ _CUDNN_BACKEND = (
     ),
     Mutation(
         "offsets ignored by the kernel", f"{_CUDNN}/arguments.py", "glu",
-        "{RUNTIME_OFFSETS: (call.all_rows, False)}", "{RUNTIME_OFFSETS: (True, False)}",
+        "{RUNTIME_OFFSETS: (shared.all_rows, False)}", "{RUNTIME_OFFSETS: (True, False)}",
         f"{_TESTS}/cudnn/test_step.py::test_choices",
     ),
     Mutation(

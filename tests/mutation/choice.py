@@ -124,12 +124,12 @@ _SELECTION = (
         f"{_TESTS}/test_gradients_wanted.py::test_what_is_wanted_equals_the_full_step",
     ),
     Mutation(
-        "width that does not fit accepted", f"{_OP}/fit.py", "feature_refusals",
+        "width that does not fit accepted", f"{_OP}/shape_constraints.py", "feature_refusals",
         "if width <= 0 or width % multiple:", "if width <= 0:",
         f"{_TESTS}/test_bad_input.py::test_what_does_not_fit_is_declined_with_one_line",
     ),
     Mutation(
-        "another order of gate and linear accepted", f"{_OP}/fit.py", "feature_refusals",
+        "another order of gate and linear accepted", f"{_OP}/shape_constraints.py", "feature_refusals",
         "if act.is_gated and act.interleave not in interleaves:", "if False:",
         f"{_TESTS}/test_bad_input.py::test_what_does_not_fit_is_declined_with_one_line",
     ),
@@ -159,12 +159,12 @@ _FUSION = (
         f"{_TESTS}/test_bad_input.py::test_linears_that_do_not_fit_together_are_declined",
     ),
     Mutation(
-        "decision not said", f"{_OP}/decisions.py", "record",
+        "decision not said", f"{_OP}/decisions.py", "add",
         "if switched_off or not is_first_rank():", "if True:",
         f"{_TESTS}/test_fallback.py::test_the_first_rank_speaks_once",
     ),
     Mutation(
-        "step that was not fused not counted", f"{_OP}/decisions.py", "record",
+        "step that was not fused not counted", f"{_OP}/decisions.py", "add",
         "decision.path not in CLASSES and", "False and",
         f"{_TESTS}/test_fault_kinds.py::test_nothing_is_silently_unfused",
     ),
