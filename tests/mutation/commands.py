@@ -12,13 +12,13 @@ _TESTS = "tests/cli"
 
 MUTATIONS = (
     Mutation(
-        "NaN equals every number", f"{_CLI}/repro.py", "_compare",
+        "NaN equals every number", f"{_CLI}/repro.py", "compare",
         "if not torch.equal(_bits(live), _bits(wanted)):",
         "if not torch.allclose(live.nan_to_num(), wanted.nan_to_num(), atol=1.0):",
         f"{_TESTS}/test_repro.py::test_one_wrong_value_is_seen",
     ),
     Mutation(
-        "tail of the outputs not looked at", f"{_CLI}/repro.py", "_compare",
+        "tail of the outputs not looked at", f"{_CLI}/repro.py", "compare",
         "clean_tail &= not _bits(tail).any()", "clean_tail &= True",
         f"{_TESTS}/test_repro.py::test_one_wrong_value_is_seen",
     ),
@@ -28,7 +28,7 @@ MUTATIONS = (
         f"{_TESTS}/test_repro.py::test_old_decision_shows_the_fault",
     ),
     Mutation(
-        "hash that does not see the content", f"{_CLI}/replay.py", "digest",
+        "hash that does not see the content", "te_grouped_mlp/op/tensors/digest.py", "_of_one",
         "torch.frombuffer(data, dtype=torch.uint8).copy_(flat)", "pass",
         f"{_TESTS}/test_replay.py::test_one_changed_bit_is_found",
     ),
