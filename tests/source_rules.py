@@ -130,7 +130,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("_fork",),
     ("patches",),
     ("checkpoint",),
-    ("emulator.process", "emulator.launches", "emulator.launch_results", "emulator.own_launches"),
+    ("emulator.process", "emulator.launch_results", "emulator.launches"),
     ("measure", "cli", "_command", "emulator.padded_step"),
 )
 UPWARD_ALLOWED = {

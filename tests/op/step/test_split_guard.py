@@ -107,6 +107,18 @@ def test_splits_that_do_not_fit_give_nan_and_are_named_by_the_next_call(
     assert not any(value.isnan().any() for value in values if value is not None)
 
 
+def test_the_next_forward_names_them_where_no_backward_follows() -> None:
+    model, inputs = step.make_model(MXFP8), step.make_inputs(MXFP8)
+    good = inputs.split_sizes.clone()
+    with torch.no_grad():
+        inputs.split_sizes.copy_(torch.tensor(UNALIGNED["unaligned"]))
+        step.forward(model, MXFP8, inputs)
+        inputs.split_sizes.copy_(good)
+        with pytest.raises(RuntimeError, match="earlier step split_sizes"):
+            step.forward(model, MXFP8, inputs)
+        step.forward(model, MXFP8, inputs)
+
+
 def test_the_backward_of_a_step_names_its_own_splits() -> None:
     with pytest.raises(RuntimeError, match=r"split_sizes\[1\] was 96; .*multiple of 128 .*padding"):
         run(MXFP8, (128, 96, 0, 128))

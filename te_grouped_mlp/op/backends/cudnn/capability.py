@@ -41,6 +41,8 @@ _NEEDED = {
     "quant": (RUNTIME_OFFSETS, "d_tensor"),
     "wgrad": ("wgrad_ptrs",),
 }
+ASKED = frozenset({DETERMINISTIC, *itertools.chain.from_iterable(_NEEDED.values())})
+"""Arguments of wrappers that decide, besides those of an activation's parameters."""
 
 
 @dataclass(frozen=True)
