@@ -129,7 +129,8 @@ _SELECTION = (
         f"{_TESTS}/test_bad_input.py::test_what_does_not_fit_is_declined_with_one_line",
     ),
     Mutation(
-        "another order of gate and linear accepted", f"{_OP}/shape_constraints.py", "feature_refusals",
+        "another order of gate and linear accepted", f"{_OP}/shape_constraints.py",
+        "feature_refusals",
         "if act.is_gated and act.interleave not in interleaves:", "if False:",
         f"{_TESTS}/test_bad_input.py::test_what_does_not_fit_is_declined_with_one_line",
     ),

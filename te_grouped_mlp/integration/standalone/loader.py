@@ -89,7 +89,7 @@ def cuda_device_visible() -> bool:
             return False
     import torch
 
-    return torch.cuda.is_available()
+    return bool(torch.cuda.is_available())
 
 
 def should_start(has_device: bool | None = None) -> tuple[bool, str]:
@@ -173,7 +173,7 @@ class _StandInLoader(importlib.abc.Loader):
         triton_stand_in.fill(module)
 
 
-def _start(common: ModuleType) -> None:
+def _start(common: Any) -> None:
     """Take over `load_framework_extension` right after the body of TE's common package."""
     global _active
     _active = True
@@ -256,6 +256,7 @@ class StandaloneFinder(importlib.abc.MetaPathFinder):
         try:
             for finder in sys.meta_path:
                 find = getattr(finder, "find_spec", None)
+                spec: importlib.machinery.ModuleSpec | None
                 spec = None if find is None else find(fullname, path, target)
                 if spec is not None and spec.loader is not None:
                     spec.loader = _WrappedLoader(spec.loader, after, environment)
