@@ -67,7 +67,7 @@ _ENVIRONMENT = (
     ),
     Mutation(
         "equal overrides taken off together", f"{_OP}/environment.py", "override",
-        "each is not changes", "each != changes",
+        "other is not changes", "other != changes",
         f"{_TESTS}/test_environment.py::test_leaving_an_inner_override_uncovers_the_next_one",
     ),
 )  # fmt: skip
@@ -141,12 +141,12 @@ _FUSION = (
         "named backend that does not run passed over in silence", f"{_OP}/fusion.py",
         "_fuse_triple",
         "_require_requested(decision)", "pass",
-        f"{_TESTS}/test_fallback.py::test_a_named_backend_that_cannot_run_raises",
+        f"{_TESTS}/test_fusion.py::test_a_named_backend_that_cannot_run_raises",
     ),
     Mutation(
         "switch of the fused op ignored", f"{_OP}/fusion.py", "_decide",
         "if not switches.fused:", "if False:",
-        f"{_TESTS}/test_fallback.py::test_the_switch_off",
+        f"{_TESTS}/test_fusion.py::test_the_switch_off",
     ),
     Mutation(
         "replaced probe that says no ignored", f"{_OP}/fusion.py", "_decide",
@@ -162,7 +162,7 @@ _FUSION = (
     Mutation(
         "decision not said", f"{_OP}/decisions.py", "add",
         "if switched_off or not is_first_rank():", "if True:",
-        f"{_TESTS}/test_fallback.py::test_the_first_rank_speaks_once",
+        f"{_TESTS}/test_fusion.py::test_the_first_rank_speaks_once",
     ),
     Mutation(
         "step that was not fused not counted", f"{_OP}/decisions.py", "add",

@@ -152,7 +152,7 @@ _INPUTS = (
     ),
     Mutation(
         "padded rows taken for full", f"{_STEP}/inputs.py", "_rows_are_full",
-        "return sum(host_splits) == rows", "return True",
+        "return sum(sizes_on_host) == rows", "return True",
         f"{_TESTS}/test_padding.py::test_padding_is_invisible",
     ),
     Mutation(
@@ -163,7 +163,7 @@ _INPUTS = (
     Mutation(
         "promise of full rows not compared with the splits", f"{_STEP}/inputs.py",
         "_rows_are_full",
-        "if switches.full_rows and is_single_group(len(host_splits)):", "if False:",
+        "if switches.full_rows and is_single_group(len(sizes_on_host)):", "if False:",
         f"{_TESTS}/test_bad_input.py::test_splits_that_were_read_are_checked",
     ),
     Mutation(
@@ -178,12 +178,12 @@ _INPUTS = (
     ),
     Mutation(
         "common multiple of the splits made up", f"{_STEP}/inputs.py", "read_call",
-        "math.gcd(*host_splits, _LARGEST_TILE)", "_LARGEST_TILE",
+        "math.gcd(*sizes_on_host, _LARGEST_TILE)", "_LARGEST_TILE",
         f"{_TESTS}/test_bad_input.py::test_planning_knows_what_divides_all_splits",
     ),
     Mutation(
         "values of the splits not checked", f"{_STEP}/inputs.py", "read_call",
-        "checks.split_values(host_splits, rows, problem.format.rows_multiple)", "pass",
+        "checks.split_values(sizes_on_host, rows, problem.format.rows_multiple)", "pass",
         f"{_TESTS}/test_bad_input.py::test_bad_input_is_named_before_any_work",
     ),
     Mutation(

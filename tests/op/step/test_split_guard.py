@@ -50,7 +50,7 @@ def _unread(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
     if not request.node.get_closest_marker("gpu"):
         from te_grouped_mlp.op.te import adapter
 
-        monkeypatch.setattr(adapter, "host_splits", lambda sizes, switches: None)
+        monkeypatch.setattr(adapter, "sizes_on_host", lambda sizes, switches: None)
     yield
     split_guard.forget_reports()
 
