@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 SWITCH = "NVTE_GROUPED_MLP_STANDALONE"
 TEX = "transformer_engine_torch"
