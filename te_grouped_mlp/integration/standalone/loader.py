@@ -257,11 +257,11 @@ class StandaloneFinder(importlib.abc.MetaPathFinder):
         try:
             for finder in sys.meta_path:
                 find = getattr(finder, "find_spec", None)
-                spec: importlib.machinery.ModuleSpec | None
                 spec = None if find is None else find(fullname, path, target)
                 if spec is not None and spec.loader is not None:
                     spec.loader = _WrappedLoader(spec.loader, after, environment)
-                    return spec
+                    wrapped: importlib.machinery.ModuleSpec = spec
+                    return wrapped
         finally:
             asking.discard(fullname)
         return None
