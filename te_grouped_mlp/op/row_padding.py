@@ -38,9 +38,9 @@ def row_multiple(recipe: Any = None, *, backend: str | None = None) -> int:
         raise ValueError(f"backend is {backend!r}; allowed: None, {', '.join(CLASSES)}")
     if recipe is None:
         return UNQUANTIZED.rows_multiple
-    from te_grouped_mlp.op.te.quantizers import read_recipe
+    from te_grouped_mlp.op.te import quantizers
 
-    kind, detail = read_recipe(recipe)
+    kind, detail = quantizers.read_recipe(recipe)
     if kind is not RecipeKind.MXFP8:
         raise ValueError(
             f"recipe is {detail or type(recipe).__name__}; allowed: None, MXFP8BlockScaling"
