@@ -120,6 +120,37 @@ def population(value: Value) -> Value:
     return np.bitwise_count(value).astype(U32)
 
 
+def leading_zeros(value: Value) -> Value:
+    """Count the zeros above the highest one."""
+    return (32 - np.frexp(value.astype(F64))[1]).astype(U32)
+
+
+def logic3(a: Value, b: Value, c: Value, table: int) -> Value:
+    """Look up each bit of a result by the bits of a, b and c."""
+    result = U32(0)
+    for i in (i for i in range(8) if table >> i & 1):
+        result = result | ((a if i & 4 else ~a) & (b if i & 2 else ~b) & (c if i & 1 else ~c))
+    return result
+
+
+def funnel_l(low: Value, high: Value, count: Value, mode: str) -> Value:
+    """Shift 64 bits left, and return the upper half."""
+    return (_funnel(low, high) << _funnel_count(count, mode) >> U64(32)).astype(U32)
+
+
+def funnel_r(low: Value, high: Value, count: Value, mode: str) -> Value:
+    """Shift 64 bits right, and return the lower half."""
+    return (_funnel(low, high) >> _funnel_count(count, mode)).astype(U32)
+
+
+def _funnel(low: Value, high: Value) -> Value:
+    return low.astype(U64) | high.astype(U64) << U64(32)
+
+
+def _funnel_count(count: Value, mode: str) -> Value:
+    return (count & U32(31) if mode == "wrap" else np.minimum(count, U32(32))).astype(U64)
+
+
 def shift_left(value: Value, count: Value) -> Value:
     """Shift; by the width or more gives zero."""
     width = 8 * value.dtype.itemsize

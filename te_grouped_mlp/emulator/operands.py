@@ -109,6 +109,7 @@ def words_of(op: str) -> dict[str, str]:
         "space": space.replace("::", "_"), "size": str(size), "n": count,
         "group": "2" if "cta_group::2" in parts else "1",
         "relaxed": str("relaxed" in parts), "multicast": str("multicast::cluster::all" in parts),
-        "axis": op.partition("ctaid::")[2][:1], "shfl": second, "vote": second, "redux": second,
-        "atom": second, "kind": op.partition("kind::")[2].partition(".")[0],
+        "axis": op.partition("ctaid::")[2][:1], "way": parts[1] if len(parts) > 1 else "",
+        "mode": second, "shfl": second, "vote": second, "redux": second, "atom": second,
+        "kind": op.partition("kind::")[2].partition(".")[0],
     }  # fmt: skip

@@ -69,6 +69,7 @@ class Warp:
         for barrier in self.streams.get("initialised", ()):
             barrier.visible = True
         fence(self.clock, proxy=True)
+        self.tick()
 
     def use_loads(self) -> None:
         """Note that what was loaded from shared memory at this time has come."""

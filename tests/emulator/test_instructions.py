@@ -49,6 +49,10 @@ _INTEGERS: dict[str, Callable[..., int]] = {
     "min.s32": lambda a, b: min(_signed(a), _signed(b)),
     "max.u32": max,
     "neg.s32": lambda a: -a,
+    "clz.b32": lambda a: 32 - a.bit_length(),
+    "shf.l.wrap.b32": lambda a, b, c: ((b << 32 | a) << c % 32) >> 32,
+    "shf.r.wrap.b32": lambda a, b, c: (b << 32 | a) >> c % 32,
+    "shf.r.clamp.b32": lambda a, b, c: (b << 32 | a) >> min(c, 32),
     "popc.b32": lambda a: a.bit_count(),
     "and.b32": lambda a, b: a & b,
     "xor.b32": lambda a, b: a ^ b,
@@ -122,6 +126,16 @@ _LANE = np.arange(32, dtype=np.uint32)
 def test_shuffles(shuffle: str, source: Callable[[np.ndarray], np.ndarray]) -> None:
     values = _U32[:32].copy()
     assert (_run32(f"shfl.sync.{shuffle}, -1;", values) == values[source(_LANE)]).all()
+
+
+def test_any_logic_of_three() -> None:
+    a, b, c = _U32[:32].copy(), _OTHER[:32].copy(), np.roll(_U32, 3)[:32].copy()
+    for table, expected in (
+        (0x96, a ^ b ^ c),
+        (0xE8, a & b | a & c | b & c),
+        (0xCA, a & b | ~a & c),
+    ):
+        assert (_run32(f"lop3.b32 %r9, %r1, %r2, %r3, {table};", a, b, c) == expected).all()
 
 
 def test_votes_and_reductions() -> None:
