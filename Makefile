@@ -39,7 +39,8 @@ BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt te_grouped_mlp.pth $(shel
 # The tests and the wheel have the C++ extension, or fail here.
 export TE_GROUPED_MLP_REQUIRE_EXTENSION := 1
 
-.PHONY: help venv repro test test-slow test-torch test-gpu lint emulator-score bench wheel aarch64 clean FORCE
+.PHONY: help venv repro test test-slow test-torch test-gpu mutation emulator-score lint bench examples
+.PHONY: pictures reference wheel aarch64 clean FORCE
 .DEFAULT_GOAL := help
 
 help:
@@ -100,6 +101,10 @@ test-torch: $(DEV_STAMP)
 test-gpu: $(if $(filter command line,$(origin PY)),,$(KERNELS_STAMP))
 	PYTHONHASHSEED=0 $(PY) -m pytest -n $(GPU_JOBS) -m "gpu or sm90 or sm100" $(PYTEST_ARGS)
 
+# Faults in a copy of the source, each with the test that must find it.
+mutation: $(DEV_STAMP)
+	OMP_NUM_THREADS=1 $(PY) -m tests.mutation --jobs $(JOBS)
+
 lint: venv
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -115,6 +120,23 @@ bench: venv
 	@failed=; for file in benchmarks/bench_*.py; do \
 	    echo "== $$file"; $(PY) $$file || failed="$$failed $$file"; \
 	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
+
+# Each example as its first lines say, the expert-parallel one twice: the hashes are equal.
+TORCHRUN := $(PY) -m torch.distributed.run --standalone --nproc-per-node 2
+examples: export OMP_NUM_THREADS := 1
+examples: venv
+	@mkdir -p build
+	$(PY) examples/train_moe.py --deterministic --plot build/loss.svg
+	$(TORCHRUN) examples/train_expert_parallel.py
+	$(TORCHRUN) examples/train_expert_parallel.py --capacity 700
+
+# docs/commands.md, from the parsers.
+reference: $(STAMP)
+	$(PY) docs/write_commands.py
+
+# What the README shows of `repro`.
+pictures: $(STAMP)
+	OMP_NUM_THREADS=1 $(PY) docs/draw_repro.py
 
 wheel: venv
 	$(PY) -m build

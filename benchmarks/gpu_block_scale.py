@@ -73,7 +73,7 @@ class Work:
         if self._names:
             picked = self._pick(*self._names)
             block_scale.quantize(
-                self._src, self._ends, **picked, paired=self._paired, config=config
+                self._src, self._ends, **picked, gate_linear_interleaved=self._paired, config=config
             )
         else:
             data, scale = self._pick("column_data", "column_scale").values()

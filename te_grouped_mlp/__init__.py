@@ -13,7 +13,11 @@ _PUBLIC = {
     "activate": "te_grouped_mlp.integration.overlay",
     "assert_active": "te_grouped_mlp.integration.overlay",
     "assert_fused": "te_grouped_mlp.op.explain",
+    "digest": "te_grouped_mlp.op.tensors.digest",
     "explain": "te_grouped_mlp.op.explain",
+    "RowPadding": "te_grouped_mlp.op.row_padding",
+    "row_multiple": "te_grouped_mlp.op.row_padding",
+    "row_padding": "te_grouped_mlp.op.row_padding",
 }
 # Subpackage or module by the name under which users reach it -> where it lies.
 _SUBMODULES = {
@@ -23,7 +27,17 @@ _SUBMODULES = {
     "standalone": "te_grouped_mlp.integration.standalone",
 }
 
-__all__ = ["__version__", "activate", "assert_active", "assert_fused", "explain"]
+__all__ = [
+    "RowPadding",
+    "__version__",
+    "activate",
+    "assert_active",
+    "assert_fused",
+    "digest",
+    "explain",
+    "row_multiple",
+    "row_padding",
+]
 
 # What type checkers read as true; `typing` itself would cost more than this whole module.
 TYPE_CHECKING = False
@@ -31,6 +45,10 @@ if TYPE_CHECKING:
     from te_grouped_mlp.integration.overlay import activate, assert_active
     from te_grouped_mlp.op.explain import assert_fused as assert_fused
     from te_grouped_mlp.op.explain import explain as explain
+    from te_grouped_mlp.op.row_padding import RowPadding as RowPadding
+    from te_grouped_mlp.op.row_padding import row_multiple as row_multiple
+    from te_grouped_mlp.op.row_padding import row_padding as row_padding
+    from te_grouped_mlp.op.tensors.digest import digest as digest
 else:
 
     def __getattr__(name):

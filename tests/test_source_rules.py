@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -45,10 +46,10 @@ def test_modules_and_functions_are_short() -> None:
     assert all(reason.strip() for reason in rules.LONG.values())
 
 
-def test_records_are_not_changed() -> None:
-    fields = rules.record_fields(TEXTS.values())
+def test_tensor_dataclasses_are_not_changed() -> None:
+    fields = rules.tensor_fields(TEXTS.values())
     assert {"layout", "scale", "want_column", "pre_activation"} <= fields
-    assert _all(lambda path, text: rules.record_hits(path, text, fields)) == []
+    assert _all(lambda path, text: rules.mutation_hits(path, text, fields)) == []
 
 
 @pytest.mark.parametrize(
@@ -66,12 +67,12 @@ def test_records_are_not_changed() -> None:
         ("operand.axis.name = 1", False),
     ],
 )
-def test_a_change_of_a_record_is_found(line: str, found: bool) -> None:
-    defined = "@record\nclass Operand:\n    axis: Axis\n    scale: Tensor = None\n"
+def test_a_change_of_a_tensor_dataclass_is_found(line: str, found: bool) -> None:
+    defined = "@tensor_dataclass\nclass Operand:\n    axis: Axis\n    scale: Tensor = None\n"
     other = "@dataclass\nclass Other:\n    columnwise_data: Tensor\n"
-    fields = rules.record_fields([defined, other])
+    fields = rules.tensor_fields([defined, other])
     assert fields == {"axis", "scale"}
-    assert bool(list(rules.record_hits("op/x.py", line, fields))) is found
+    assert bool(list(rules.mutation_hits("op/x.py", line, fields))) is found
 
 
 def test_every_file_has_the_licence_header() -> None:
@@ -236,6 +237,35 @@ assert "torch" not in sys.modules
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_names_of_the_op_say_what_they_are() -> None:
+    assert _all(rules.vague_hits) == []
+    assert list(rules.vague_hits("op/x.py", "def f(given):\n    made = [each for each in given]"))
+    assert not list(rules.vague_hits("op/x.py", "a.found, f(kept=1)"))
+    assert not list(rules.vague_hits("cli/x.py", "found = 1"))
+
+
+def test_each_module_of_the_op_has_tests_of_its_name() -> None:
+    tests = Path(__file__).parent
+    assert [hit for path in TEXTS for hit in rules.untested_hits(path, tests)] == []
+    assert rules.TESTED_BY.keys() <= TEXTS.keys()
+    assert list(rules.untested_hits("op/unheard_of.py", tests))
+
+
+def test_words_of_the_glossary_stand_in_the_code() -> None:
+    if not HOOKS.is_file():
+        return
+    lines = (HOOKS.parent / "docs" / "glossary.md").read_text(encoding="utf-8").splitlines()
+    ours = [
+        word
+        for line in lines
+        if line.startswith("|")
+        for word in re.findall(r"`([\w.]+)`", line.split("|")[1])
+    ]
+    assert len(ours) > 40
+    source = "\n".join(TEXTS.values())
+    assert [word for word in ours if not re.search(rf"\b{re.escape(word)}\b", source)] == []
 
 
 def test_hooks_and_tests_use_the_same_patterns() -> None:

@@ -21,7 +21,9 @@ from te_grouped_mlp.cli.output import BadArgument, CommandError
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = ("repro", "replay", "doctor", "selftest", "emulate", "bench", "compile", "patch")
+COMMANDS = (
+    "repro", "replay", "doctor", "selftest", "emulate", "bench", "compile", "convert", "patch",
+)  # fmt: skip
 """The commands in the order of the help text; each is a module of this package."""
 
 

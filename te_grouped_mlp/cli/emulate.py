@@ -115,8 +115,7 @@ class _Launcher:
 
     def run(self, name: str, case: Any) -> dict[str, Any]:
         """Run one launch; returns what to print and what goes into the JSON."""
-        from te_grouped_mlp.emulator import EmulationFault
-        from te_grouped_mlp.emulator.launch_results import compare
+        from te_grouped_mlp.emulator import EmulationFault, launch_results
         from te_grouped_mlp.op import execution
 
         launches, gpu = self._launches, self._gpu
@@ -132,7 +131,7 @@ class _Launcher:
             result["differences"] = [
                 {"name": each.name, "error": _finite(each.error), "bound": each.bound,
                  "ok": each.good}
-                for each in compare(found, wanted)
+                for each in launch_results.compare(found, wanted)
             ]  # fmt: skip
         reports = gpu.reports[before:]
         result["reports"] = [report.as_json() for report in reports]

@@ -15,8 +15,8 @@ REMEDIES: dict[Reason, str] = {
     Reason.GROUPS: "give FC1 and FC2 the same num_groups",
     Reason.FEATURES: "make all in and out features multiples of 64, and FC1's out features twice "
     "FC2's in features for a gated activation",
-    Reason.INTERLEAVE: "build the activation with glu_interleave_size=32, and order FC1's weights "
-    "so",
+    Reason.INTERLEAVE: "build the activation with glu_interleave_size=32, and bring FC1's weights "
+    "into that order: te-grouped-mlp convert",
     Reason.RECIPE: "run the step under te.autocast with the recipe MXFP8BlockScaling()",
     Reason.GRADIENT_FORMAT: "use fp8_format=Format.E4M3 in the recipe",
     Reason.DTYPE: "use bfloat16, float16 or float32 for tensors and probabilities",

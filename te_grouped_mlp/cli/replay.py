@@ -6,20 +6,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from te_grouped_mlp.cli import arguments, output
 from te_grouped_mlp.op.activations import Activation
 
-if TYPE_CHECKING:
-    import torch
-
 OUTPUTS = ("y", "dx", "dW1", "dW2", "db1", "db2", "dprob")
 
-_DIGEST_BYTES = 8
 _LOAD_SIZE = 2048
 
 
@@ -75,6 +70,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the step `args.n` times and print how many values each output had."""
     from te_grouped_mlp.measure import step
+    from te_grouped_mlp.op.tensors.digest import digest
 
     step.start()
     (kind,) = step.available((args.activation,))
@@ -99,18 +95,6 @@ def run(args: argparse.Namespace) -> int:
         _print(seen, good, args, model.path)
     output.write_json(args.json, _json(seen, good, args, model.path))
     return 0 if good else 1
-
-
-def digest(tensor: torch.Tensor) -> str:
-    """Return a hash of a tensor's bytes, as hexadecimal digits."""
-    import torch
-
-    flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-    # Through a bytearray: numpy, the usual way to a tensor's bytes, need not be installed.
-    data = bytearray(flat.numel())
-    if data:
-        torch.frombuffer(data, dtype=torch.uint8).copy_(flat)
-    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
 
 
 @contextlib.contextmanager

@@ -183,7 +183,7 @@ def _run_once(model: Model, given: Batch, extent: str, forced: dict[str, bool]) 
         changes["wrappers"] = {
             short: frozenset({RUNTIME_OFFSETS} if short in able else ()) for short in WRAPPERS
         }
-    with override(**changes), memory.hostile(_HOSTILE_BYTE):
+    with override(**changes), memory.poisoned(_HOSTILE_BYTE):
         found = model.run(given)
     model.require_fused()
     return found

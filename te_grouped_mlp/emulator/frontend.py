@@ -74,7 +74,7 @@ class EmulatedFrontend:
         self._pointed[id(tensor)] = weakref.ref(tensor)
 
     def _tensors(self) -> list[Any]:
-        """Return what kernels get by address: workspaces, and arguments of the running wrapper."""
+        """Return what kernels get by address: workspaces, and the running wrapper's arguments."""
         living = {key: found for key, ref in self._pointed.items() if (found := ref()) is not None}
         self._pointed = {key: self._pointed[key] for key in living}
         return [*living.values(), *self._arguments]

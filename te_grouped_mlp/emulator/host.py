@@ -162,7 +162,7 @@ def ptx_of(function: Any) -> str:
     found = getattr(function, "__ptx__", None)
     if not found:
         raise ValueError(
-            f"{type(function).__name__} carries no PTX; allowed: functions that "
-            "cute.compile made after the EmulatedGpu"
+            f"{type(function).__name__} carries no PTX; allowed: functions that cute.compile made "
+            "after the EmulatedGpu"
         )
     return found if "\n" in found else Path(found).read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Results of launches: their live values in one order of columns, and how far they may be off."""
+"""What launches give: live values in float64, in the columns of TE's order, and their errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from te_grouped_mlp.op.layout import RowExtent
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.tensors.operands import Axis, GroupedOperand, Splits
 
-PAIRED = 32
+INTERLEAVE = 32
 """Columns of a block of gate or linear columns, where they are interleaved."""
 
 BOUNDS = {"quantized": 0.02, torch.bfloat16: 4e-3, torch.float16: 1e-3, torch.float32: 1e-5}
@@ -31,52 +31,54 @@ Values = dict[str, "tuple[torch.Tensor, float]"]
 """Name of a result to its live values in float64, and the bound of their error."""
 
 
-def _paired(plan: Plan, backend: Backend) -> bool:
+def is_interleaved(plan: Plan, backend: Backend) -> bool:
     """Whether a backend keeps gate and linear columns side by side, instead of in blocks."""
     return isinstance(backend, CuteDslBackend) and plan.problem.activation.is_gated
 
 
-def in_pairs(values: torch.Tensor, plan: Plan, backend: Backend) -> torch.Tensor:
-    """Return (rows, cols) as a backend keeps them, from blocks of gate and linear columns."""
-    if not _paired(plan, backend):
+def interleaved(values: torch.Tensor, plan: Plan, backend: Backend) -> torch.Tensor:
+    """Return columns as a backend keeps them: gate and linear side by side, or as they are."""
+    if not is_interleaved(plan, backend):
         return values
     rows, cols = values.shape
-    blocks = values.view(rows, cols // (2 * PAIRED), 2, PAIRED)
+    blocks = values.view(rows, cols // (2 * INTERLEAVE), 2, INTERLEAVE)
     return blocks.transpose(2, 3).reshape(rows, cols)
 
 
-def in_pairs_of(operand: GroupedOperand, plan: Plan, backend: Backend) -> GroupedOperand:
-    """Return an operand whose values are `in_pairs`."""
+def interleaved_operand(operand: GroupedOperand, plan: Plan, backend: Backend) -> GroupedOperand:
+    """Return an operand of plain values whose columns are as a backend keeps them."""
     if operand.plain is None:
         return operand
-    values = in_pairs(operand.plain, plan, backend)
+    values = interleaved(operand.plain, plan, backend)
     return GroupedOperand(
         operand.format, operand.shape, operand.layout, operand.splits, plain=values
     )
 
 
 def in_blocks(values: torch.Tensor, plan: Plan, backend: Backend | None) -> torch.Tensor:
-    """Return (rows, cols) in blocks of gate and linear columns, from a backend's order."""
-    if backend is None or not _paired(plan, backend):
+    """Return columns in blocks, from as a backend keeps them."""
+    if backend is None or not is_interleaved(plan, backend):
         return values
     rows, cols = values.shape
-    pairs = values.view(rows, cols // (2 * PAIRED), PAIRED, 2)
+    pairs = values.view(rows, cols // (2 * INTERLEAVE), INTERLEAVE, 2)
     return pairs.transpose(2, 3).reshape(rows, cols)
 
 
-def plain(values: torch.Tensor, splits: Splits, plan: Plan) -> tuple[torch.Tensor, float]:
+def plain_values(values: torch.Tensor, splits: Splits, plan: Plan) -> tuple[torch.Tensor, float]:
     """Return the live rows in float64, and the bound of their error."""
-    live = int(splits.ends[-1]) if plan.layout.extent is RowExtent.PACKED else len(values)
+    live = (
+        int(splits.group_end_offsets[-1]) if plan.layout.extent is RowExtent.PACKED else len(values)
+    )
     return values[:live].double(), BOUNDS[values.dtype]
 
 
-def live_values(
+def values_of(
     name: str, operand: GroupedOperand, plan: Plan, backend: Backend | None = None
 ) -> Values:
     """Return the live values of every copy of a token operand."""
     if operand.plain is not None:
         values = in_blocks(operand.plain, plan, backend)
-        return {name: plain(values, operand.splits, plan)}
+        return {name: plain_values(values, operand.splits, plan)}
     found = {}
     for axis, copy in ((Axis.ROW, operand.row), (Axis.COLUMN, operand.column)):
         if copy is not None:

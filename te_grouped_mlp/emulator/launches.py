@@ -14,13 +14,13 @@ from te_grouped_mlp.emulator.launch_cases import FFN, GROUPS, ROWS, SPLITS, H, L
 from te_grouped_mlp.emulator.launch_results import (
     ATOMIC_BOUND,
     BOUNDS,
-    PAIRED,
+    INTERLEAVE,
     Values,
     in_blocks,
-    in_pairs,
-    in_pairs_of,
-    live_values,
-    plain,
+    interleaved,
+    interleaved_operand,
+    plain_values,
+    values_of,
 )
 from te_grouped_mlp.op import environment, execution, selection
 from te_grouped_mlp.op.activations import ActivationSpec
@@ -65,20 +65,21 @@ class Prepared:
 class Maker:
     """Makes launches over random operands; rows past the live ones hold NaN."""
 
-    def __init__(self, backend: Backend, env: Environment, seed: int = 0) -> None:
-        self._backend, self._env = backend, env
+    def __init__(self, env: Environment, seed: int = 0) -> None:
+        """Make one for a machine; it must be one that emulates a GPU."""
+        self._env = env
         self._random = torch.Generator().manual_seed(seed)
 
     @classmethod
     def of(cls, case: LaunchCase, seed: int = 0) -> Maker:
-        """Return one for a launch in a process that emulates a GPU."""
+        """Return one for a launch in this process, with its backend named."""
         env = environment.current()
         named = dataclasses.replace(env.switches, backend=case.backend)
-        return cls(execution.backend(case.backend), dataclasses.replace(env, switches=named), seed)
+        return cls(dataclasses.replace(env, switches=named), seed)
 
     def run(self, case: LaunchCase) -> Values:
         """Make one launch; returns its results."""
-        return self.prepare(case).run(self._backend)
+        return self.prepare(case).run(execution.backend(case.backend))
 
     def prepare(self, case: LaunchCase) -> Prepared:
         """Draw the operands of a launch."""
@@ -96,7 +97,7 @@ class Maker:
     # What is asked ------------------------------------------------------------------------------
 
     def _plan(self, case: LaunchCase) -> Plan:
-        spec = ActivationSpec(case.kind, PAIRED if case.kind.is_gated else None)
+        spec = ActivationSpec(case.kind, INTERLEAVE if case.kind.is_gated else None)
         mxfp8 = case.backend == "cudnn"
         problem = Problem(
             num_groups=1 if case.full else GROUPS,
@@ -145,7 +146,7 @@ class Maker:
     def _padded(self, plan: Plan, splits: Splits, width: int) -> torch.Tensor:
         """Return (rows, width) bf16 values of order one, NaN past the live rows."""
         out = torch.full((plan.layout.buffer_rows, width), _NAN)
-        live = int(splits.ends[-1])
+        live = int(splits.group_end_offsets[-1])
         out[:live] = self._normal(live, width)
         return out.bfloat16()
 
@@ -157,7 +158,7 @@ class Maker:
             return GroupedOperand(fmt, shape, plan.layout, splits, plain=values)
         row = self._copy(rows, width, Axis.ROW, fmt)
         column = self._copy(rows, width, Axis.COLUMN, fmt)
-        live = int(splits.ends[-1])
+        live = int(splits.group_end_offsets[-1])
         for copy in (row, column):
             copy.data[live:] = 0xFF
         return GroupedOperand(fmt, shape, plan.layout, splits, row, column)
@@ -191,7 +192,7 @@ class Maker:
         if case.prob is None:
             return None
         out = torch.full((plan.layout.buffer_rows,), _NAN)
-        live = int(splits.ends[-1])
+        live = int(splits.group_end_offsets[-1])
         out[:live] = torch.rand(live, generator=self._random) + 0.25
         return out.to(case.prob)
 
@@ -210,8 +211,8 @@ class Maker:
             assert found.pre_activation is not None
             pre = in_blocks(found.pre_activation, plan, backend)
             return {
-                **live_values("activated", found.activated, plan),
-                "pre_activation": plain(pre, splits, plan),
+                **values_of("activated", found.activated, plan),
+                "pre_activation": plain_values(pre, splits, plan),
             }
 
         return run
@@ -228,10 +229,10 @@ class Maker:
 
         def run(backend: Backend) -> Values:
             out = torch.full((plan.layout.buffer_rows, H), _NAN, dtype=torch.bfloat16)
-            given = in_pairs_of(a, plan, backend) if not forward else a
+            given = interleaved_operand(a, plan, backend) if not forward else a
             backend.gemm(plan, case.kernel, given, w, out, epilogue)
-            tail = out[int(splits.ends[-1]) :].double()
-            return {"out": plain(out, splits, plan), "tail": (tail, 0.0)}
+            tail = out[int(splits.group_end_offsets[-1]) :].double()
+            return {"out": plain_values(out, splits, plan), "tail": (tail, 0.0)}
 
         return run
 
@@ -245,13 +246,13 @@ class Maker:
         dy, w = self._tokens(plan, splits, H), self._weights(plan, case, H, FFN, Axis.COLUMN)
 
         def run(backend: Backend) -> Values:
-            given = in_pairs(pre, plan, backend)
+            given = interleaved(pre, plan, backend)
             found = backend.dact_dgrad(plan, dy, w, given, epilogue)
-            values = live_values("grad", found.grad, plan, backend)
+            values = values_of("grad", found.grad, plan, backend)
             if found.activated is not None:
-                values |= live_values("activated", found.activated, plan)
+                values |= values_of("activated", found.activated, plan)
             if found.dprob is not None:
-                values["dprob"] = plain(found.dprob, splits, plan)
+                values["dprob"] = plain_values(found.dprob, splits, plan)
             if found.bias_grad is not None:
                 bound = ATOMIC_BOUND if plan.call.format.is_block_scaled else 4e-3
                 values["bias_grad"] = (found.bias_grad.double(), bound)
@@ -272,7 +273,7 @@ class Maker:
             members = _placed([part.clone() for part in fill], case)
             stacked = case.stacked and not case.descending
             target = torch.stack(members) if stacked else tuple(members)
-            given = in_pairs_of(dy, plan, backend) if first else dy
+            given = interleaved_operand(dy, plan, backend) if first else dy
             backend.wgrad(plan, case.kernel, x, given, WgradTarget(target, case.accumulate))
             out = target if isinstance(target, torch.Tensor) else torch.stack(target)
             return {"out": (out.double(), BOUNDS[case.dtype])}

@@ -94,7 +94,7 @@ def main(source: str, target: str) -> None:
         gpu.poison = byte
         # Our padded calls are laid out as packed rows; so is what they are compared with.
         alike = {"treat_rows_as_full": False} if ours else {}
-        with memory.hostile(byte), environment.override(**alike):
+        with memory.poisoned(byte), environment.override(**alike):
             outputs[name] = model.run(given)
         if not model.path.startswith("GroupedMLP"):
             raise RuntimeError(f"the step ran as {model.path}, not in a fused op")

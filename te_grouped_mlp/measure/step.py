@@ -20,8 +20,8 @@ from te_grouped_mlp.integration import installed_te, overlay, standalone
 from te_grouped_mlp.op import environment
 from te_grouped_mlp.op.activations import Activation
 from te_grouped_mlp.op.explain import explain
-from te_grouped_mlp.op.fit import INTERLEAVE
 from te_grouped_mlp.op.formats import MXFP8
+from te_grouped_mlp.op.shape_constraints import INTERLEAVE
 
 _TILE = MXFP8.rows_multiple
 

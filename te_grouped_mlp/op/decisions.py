@@ -20,8 +20,8 @@ logger = logging.getLogger("te_grouped_mlp")
 
 UNFUSED = "unfused"
 _SLOWER = "slower on the host"
-_KEPT = 256
-_NOT_OURS_KEPT = 16
+_LATEST = 256
+_FIRST_NOT_OURS = 16
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Decision:
         return f"{what}{self.path} ({causes})" if causes else f"{what}{self.path}"
 
 
-_decisions: deque[Decision] = deque(maxlen=_KEPT)
+_decisions: deque[Decision] = deque(maxlen=_LATEST)
 _not_ours: list[Decision] = []
 """The first decisions against our backends; unlike the list above it forgets none of these."""
 _lock = threading.Lock()
@@ -68,7 +68,7 @@ def forward_passes() -> dict[str, int]:
     return dict(_steps)
 
 
-def kept() -> tuple[Decision, ...]:
+def latest() -> tuple[Decision, ...]:
     """Return the decisions of this process, oldest first, at most the latest 256."""
     with _lock:
         return tuple(_decisions)
@@ -95,13 +95,13 @@ def _say_what_is_slower() -> None:
         logger.warning("grouped MLP: %s", decision)
 
 
-def record(decision: Decision) -> None:
+def add(decision: Decision) -> None:
     """Keep a decision, and say it once on the first rank; a switch that is off is no news."""
     with _lock:
         if decision in _decisions:
             return
         _decisions.append(decision)
-        if decision.path not in CLASSES and len(_not_ours) < _NOT_OURS_KEPT:
+        if decision.path not in CLASSES and len(_not_ours) < _FIRST_NOT_OURS:
             _not_ours.append(decision)
     switched_off = any(reject.reason is Reason.SWITCH_OFF for _, reject in decision.refusals)
     if switched_off or not is_first_rank():

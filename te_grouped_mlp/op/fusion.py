@@ -8,15 +8,15 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from te_grouped_mlp.op import environment, selection
+from te_grouped_mlp.op import decisions, environment, selection
 from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.backends.upstream import backend as upstream
-from te_grouped_mlp.op.decisions import UNFUSED, Decision, record
+from te_grouped_mlp.op.decisions import UNFUSED, Decision
 from te_grouped_mlp.op.environment import BACKEND_SWITCH, FUSED_SWITCH
-from te_grouped_mlp.op.fit import INTERLEAVE, feature_refusals
 from te_grouped_mlp.op.formats import MXFP8, DType
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import LinearSpec, Problem, RecipeKind
+from te_grouped_mlp.op.shape_constraints import INTERLEAVE, feature_refusals
 from te_grouped_mlp.op.te import probes, quantizers
 from te_grouped_mlp.op.te.adapter import (
     GroupedLinear,
@@ -28,14 +28,14 @@ from te_grouped_mlp.op.te.adapter import (
 
 def decide_in(module: Any, recipe: Any) -> tuple[Decision, ...]:
     """Decide for every grouped MLP in a ``torch.nn.Module``, as a fuser would; fuse nothing."""
-    found = []
+    decisions_of_module = []
     for part in module.modules():
         ops = list(part.children())
         for index in range(len(ops) - 2):
             triple = tuple(ops[index : index + 3])
             if _is_candidate(triple, None, None):
-                found.append(_decide(triple, recipe)[0])
-    return tuple(found)
+                decisions_of_module.append(_decide(triple, recipe)[0])
+    return tuple(decisions_of_module)
 
 
 def fuse(
@@ -86,7 +86,7 @@ def _fuse_triple(
     triple: tuple[Any, ...], recipe: Any, build: Callable[[Any, Any, Any], Any]
 ) -> Any | None:
     decision, upstream_op = _decide(triple, recipe)
-    record(decision)
+    decisions.add(decision)
     _require_requested(decision)
     if decision.path in (UNFUSED, selection.UPSTREAM) and not quantizers.te_decodes_carriers():
         # These would read the bytes as bf16: they do not know the announcement.

@@ -61,8 +61,8 @@ def candidates(env: Environment, device: str = "cuda") -> tuple[str, ...]:
     """
     requested = env.switches.backend
     if requested == AUTO:
-        every = device != "cpu" or env.emulated
-        left_out = {UPSTREAM} if every else {UPSTREAM, *backends.GPU_ONLY}
+        on_host = device == "cpu" and not env.emulated
+        left_out = {UPSTREAM, *backends.GPU_ONLY} if on_host else {UPSTREAM}
         return tuple(name for name in NAMES if name not in left_out)
     if requested not in NAMES:
         allowed = ", ".join((AUTO, *NAMES))

@@ -176,7 +176,7 @@ def column_sums(
 
 
 def row_dots(x: torch.Tensor, table: torch.Tensor, splits: list[int] | None) -> torch.Tensor:
-    """One float32 per live row: lane j % 32 sums its products in order, then lanes are halved."""
+    """One float32 per valid row: lane j % 32 sums its products in order, then lanes are halved."""
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     dots = []
     for g, (first, count) in enumerate(group_ranges(x.shape[0], splits)):

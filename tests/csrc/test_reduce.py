@@ -17,7 +17,7 @@ SPLITS = st.none() | st.lists(st.integers(0, 200), min_size=1, max_size=3)
 
 
 def source(splits, rows, cols, extra, dtype, seed):
-    """A strided view with a NaN tail past the live rows."""
+    """A strided view with a NaN tail past the valid rows."""
     live = rows if splits is None else sum(splits)
     wide = calls.sample(live + (0 if splits is None else rows), cols + extra, dtype, "normal", seed)
     wide[live:] = float("nan")

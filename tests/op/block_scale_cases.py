@@ -160,7 +160,9 @@ def check_pairs(device: str = "cpu") -> None:
     block_scale.quantize(linear, ends, row_values=wanted[1])
     block_scale.quantize(pairs, ends, column_values=wanted[2])
     column = torch.empty_like(pairs)
-    block_scale.quantize(pairs, ends, row_values=pairs, column_values=column, paired=True)
+    block_scale.quantize(
+        pairs, ends, row_values=pairs, column_values=column, gate_linear_interleaved=True
+    )
     assert torch.equal(pairs[:256].view(256, 96, 2).unbind(2)[0], wanted[0][:256])
     assert torch.equal(pairs[:256].view(256, 96, 2).unbind(2)[1], wanted[1][:256])
     assert torch.equal(column[:256], wanted[2][:256])

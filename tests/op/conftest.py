@@ -21,9 +21,9 @@ def fused_switch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def hostile_memory() -> Iterator[None]:
+def poisoned_memory() -> Iterator[None]:
     """Start every fresh buffer, data and scales alike, with bytes that are NaN in all formats."""
     from te_grouped_mlp.op.tensors import memory
 
-    with memory.hostile(0xFF):
+    with memory.poisoned(0xFF):
         yield

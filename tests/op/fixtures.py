@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every correctness test of the op can use: the seven ways in which a step is tried.
 
-1 hostile memory, 2 padded against exact size, 3 experts without tokens, 4 references on O(1) data,
+1 poisoned memory, 2 padded against exact size, 3 experts without tokens, 4 references on O(1) data,
 5 repeat and hash, 6 capture-and-replay order, 7 was it fused.
 """
 
@@ -41,7 +41,7 @@ def assert_memory_invisible(case: StepCase) -> Found:
     """Run on buffers of 0xFF, of zeros, and of large finite values; return the result."""
     results = []
     for byte in (0xFF, 0x00, 0x7B):
-        with memory.hostile(byte):
+        with memory.poisoned(byte):
             results.append(step.run_step(case))
     for other in results[1:]:
         step.assert_same(other, results[0])
@@ -52,7 +52,7 @@ def assert_memory_invisible(case: StepCase) -> Found:
 
 
 def exact_size(case: StepCase) -> Found:
-    """Run the live rows alone, laid out PACKED like a padded call."""
+    """Run the valid rows alone, laid out PACKED like a padded call."""
     with environment.override(treat_rows_as_full=False):
         return step.run_step(case.but(buffer_rows=None, fill=0.0))
 
@@ -126,8 +126,8 @@ def kind_of(case: StepCase) -> Activation:
 
 
 def emulated(case: StepCase) -> Found:
-    """Compute the step as docs/numerics.md and docs/padding.md say: live rows and all gradients, in
-    their dtypes, down to the last bit. Nothing of the package's arithmetic is used.
+    """Compute the step as docs/numerics.md and docs/padding.md say: valid rows and all gradients,
+    in their dtypes, down to the last bit. Nothing of the package's arithmetic is used.
 
     Every intermediate is quantized by the written-out formula where the kernels quantize it.
     """

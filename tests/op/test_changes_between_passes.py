@@ -119,7 +119,7 @@ class Program:
 def running_on(backend: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let steps run on a backend, whose fresh buffers hold NaN."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(memory.hostile(0xFF))
+        stack.enter_context(memory.poisoned(0xFF))
         stack.enter_context(step.switches(NVTE_GROUPED_MLP_BACKEND=backend))
         if backend == "cudnn":
             stack.enter_context(simulation(monkeypatch))

@@ -29,8 +29,8 @@ CASE = StepCase(splits=(64, 32, 128), hidden=64, ffn=64, mxfp8=False, grad="fuse
 
 
 @pytest.fixture(autouse=True)
-def reference(monkeypatch: pytest.MonkeyPatch, fused_switch: None, hostile_memory: None) -> None:
-    del fused_switch, hostile_memory
+def reference(monkeypatch: pytest.MonkeyPatch, fused_switch: None, poisoned_memory: None) -> None:
+    del fused_switch, poisoned_memory
     monkeypatch.setenv(environment.BACKEND_SWITCH, "reference")
 
 

@@ -21,7 +21,7 @@ from tests.op import fixtures
 from tests.support import backends, step
 from tests.support.step import StepCase
 
-pytestmark = pytest.mark.usefixtures("fused_switch", "hostile_memory")
+pytestmark = pytest.mark.usefixtures("fused_switch", "poisoned_memory")
 
 SINGLE = StepCase(splits=(256,), hidden=128, ffn=64, bias=True)
 SEVERAL = StepCase(
@@ -286,7 +286,7 @@ def test_memory_that_torch_fills_is_invisible(
 
     expected = step.run_step(base)
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", fill)
-    with demanded_by_torch(), memory.hostile(None):
+    with demanded_by_torch(), memory.poisoned(None):
         assert torch.empty(1000).isnan().all() == fill or not fill
         step.assert_same(step.run_step(base), expected)
 

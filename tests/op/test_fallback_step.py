@@ -26,7 +26,7 @@ from tests.support import backends, step
 from tests.support.frontend_stand_in import StandIn
 from tests.support.step import StepCase
 
-pytestmark = pytest.mark.usefixtures("fused_switch", "hostile_memory")
+pytestmark = pytest.mark.usefixtures("fused_switch", "poisoned_memory")
 
 SEVERAL = StepCase(splits=(256, 0, 512), buffer_rows=1024, hidden=192, ffn=128, fill=float("nan"))
 PADDED = SEVERAL.but(splits=(256,), buffer_rows=768)

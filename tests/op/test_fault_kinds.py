@@ -24,7 +24,7 @@ from tests.support import step
 from tests.support.prequantized import SENTINEL, buffers, run_plain, run_prequantized
 from tests.support.step import StepCase
 
-pytestmark = pytest.mark.usefixtures("fused_switch", "hostile_memory")
+pytestmark = pytest.mark.usefixtures("fused_switch", "poisoned_memory")
 
 # More than one 128-column scale tile each way, so that a wrong m-extent moves every later tile.
 SINGLE = StepCase(splits=(256,), hidden=256, ffn=192)
@@ -185,7 +185,7 @@ def test_empty_experts_get_zero_and_disturb_nobody(case: StepCase, activation: s
 def test_stale_memory_is_no_gradient(grad: str, weight: str) -> None:
     """A dense run fills the allocator's blocks; the next run's experts without tokens take them."""
     dense = StepCase(splits=(128, 128, 128), hidden=128, ffn=64, weight=weight, grad=grad)
-    with memory.hostile(None):
+    with memory.poisoned(None):
         step.run_step(dense)
         case = dense.but(splits=(0, 128, 0))
         model, inputs = step.make_model(case), step.make_inputs(case)

@@ -11,7 +11,7 @@ import pytest
 from tests.support import step
 from tests.support.step import StepCase
 
-pytestmark = pytest.mark.usefixtures("fused_switch", "hostile_memory")
+pytestmark = pytest.mark.usefixtures("fused_switch", "poisoned_memory")
 
 SUBJECTS = ("x", "prob", "fc1", "fc2")
 FROZEN = [

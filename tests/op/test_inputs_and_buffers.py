@@ -31,7 +31,7 @@ from tests.support.prequantized import (
 from tests.support.step import StepCase
 from tests.support.values_backend import in_use
 
-pytestmark = pytest.mark.usefixtures("fused_switch", "hostile_memory")
+pytestmark = pytest.mark.usefixtures("fused_switch", "poisoned_memory")
 
 SMALL = StepCase(splits=(128, 0, 256), buffer_rows=512, hidden=128, ffn=128, fill=math.nan)
 SINGLE = StepCase(splits=(256,), hidden=128, ffn=128)
@@ -46,7 +46,7 @@ BASES = pytest.mark.parametrize("base", [SINGLE, PADDED, SMALL], ids=["1g", "1g-
 @pytest.mark.parametrize("bias", [False, True], ids=["nobias", "bias"])
 @BASES
 def test_the_caller_owns_output_and_grad_input(base: StepCase, bias: bool, activation: str) -> None:
-    """Live rows are the op's own, bit by bit, for two steps; the tail is not written."""
+    """Valid rows are the op's own, bit by bit, for two steps; the tail is not written."""
     case = base.but(activation=activation, bias=bias)
     expected, model = step.run_step(case), step.make_model(case)
     out, dx = buffers(case)
@@ -431,7 +431,7 @@ def test_an_expanded_gradient() -> None:
 
 
 class PagedStash:
-    """Keeps only the live row prefix of marked tensors, as Megatron's paged stash does, and gives
+    """Keeps only the valid row prefix of marked tensors, as Megatron's paged stash does, and gives
     them back in full-size buffers whose tails are NaN."""
 
     def __init__(self, case: StepCase) -> None:

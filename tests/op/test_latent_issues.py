@@ -28,7 +28,7 @@ from tests.op import fixtures
 from tests.support import step
 from tests.support.step import StepCase
 
-pytestmark = pytest.mark.usefixtures("fused_switch", "hostile_memory")
+pytestmark = pytest.mark.usefixtures("fused_switch", "poisoned_memory")
 
 SINGLE = StepCase(splits=(256,), hidden=128, ffn=64)
 SEVERAL = StepCase(splits=(128, 0, 256), buffer_rows=512, hidden=128, ffn=64, fill=math.nan)

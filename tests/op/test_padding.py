@@ -15,7 +15,7 @@ from tests.op.fixtures import TAILS, assert_padding_invisible, exact_size
 from tests.support import step
 from tests.support.step import StepCase
 
-pytestmark = pytest.mark.usefixtures("fused_switch", "hostile_memory")
+pytestmark = pytest.mark.usefixtures("fused_switch", "poisoned_memory")
 
 SINGLE = StepCase(splits=(256,), hidden=256, ffn=192)
 SEVERAL = StepCase(splits=(128, 0, 384), hidden=192, ffn=128)

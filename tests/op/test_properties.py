@@ -18,7 +18,7 @@ from tests.support import step
 from tests.support.pairwise import pairwise
 from tests.support.step import StepCase
 
-pytestmark = pytest.mark.usefixtures("fused_switch", "hostile_memory")
+pytestmark = pytest.mark.usefixtures("fused_switch", "poisoned_memory")
 
 PER_LINEAR: dict[str, tuple[Any, ...]] = {
     "bias": (False, True),

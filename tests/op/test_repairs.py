@@ -34,7 +34,7 @@ from tests.support import step
 from tests.support.prequantized import packed_carrier, run_plain, run_prequantized
 from tests.support.step import StepCase
 
-pytestmark = pytest.mark.usefixtures("fused_switch", "hostile_memory")
+pytestmark = pytest.mark.usefixtures("fused_switch", "poisoned_memory")
 
 SINGLE = StepCase(splits=(256,), hidden=256, ffn=192)
 PADDED = SINGLE.but(buffer_rows=512)

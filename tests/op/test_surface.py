@@ -18,7 +18,7 @@ from tests.support.pairwise import pairwise_rows
 from tests.support.step import StepCase
 from tests.support.values_backend import in_use
 
-pytestmark = pytest.mark.usefixtures("fused_switch", "hostile_memory")
+pytestmark = pytest.mark.usefixtures("fused_switch", "poisoned_memory")
 
 SMALL = StepCase(splits=(128, 0, 256), buffer_rows=512, hidden=128, ffn=64, fill=3.0)
 SINGLE = StepCase(splits=(256,), hidden=128, ffn=64)

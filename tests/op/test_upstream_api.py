@@ -21,7 +21,7 @@ from te_grouped_mlp.op.te import adapter
 from tests.support import step
 from tests.support.step import StepCase
 
-pytestmark = pytest.mark.usefixtures("fused_switch", "hostile_memory")
+pytestmark = pytest.mark.usefixtures("fused_switch", "poisoned_memory")
 
 CASE = StepCase(splits=(128, 128), hidden=128, ffn=64)
 
@@ -139,7 +139,7 @@ def test_decisions_and_plans_survive_threads() -> None:
         try:
             for turn in range(300):
                 problem = problems[(number + turn) % len(problems)]
-                decisions.record(decisions.Decision(problem, f"path {turn}", ()))
+                decisions.add(decisions.Decision(problem, f"path {turn}", ()))
                 te_grouped_mlp.explain()
                 selection.choose(problem, environment.current())
         except Exception as error:  # the test reports whatever a thread raised

@@ -69,7 +69,7 @@ def _layout(setup: Setup, job: Job) -> Iterator[None]:
     from te_grouped_mlp.op.tensors import memory
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(memory.hostile(job.memory))
+        stack.enter_context(memory.poisoned(job.memory))
         if setup.module == OURS and job.layout:
             stack.enter_context(environment.override(**_OVERRIDES[job.layout]))
         yield
@@ -104,7 +104,7 @@ def _prequantize(tensor: torch.Tensor, split_sizes: torch.Tensor) -> torch.Tenso
     from te_grouped_mlp.op.tensors import memory
 
     quantizer = MXFP8Quantizer(tex.DType.kFloat8E4M3, rowwise=True, columnwise=False)
-    with memory.hostile(0):
+    with memory.poisoned(0):
         sizes = split_sizes.to(torch.int64)
         grouped: torch.Tensor = tex.group_quantize(tensor, quantizer, sizes.numel(), sizes)
     return grouped

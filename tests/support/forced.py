@@ -26,7 +26,7 @@ from te_grouped_mlp.op.tensors import memory
 from tests.support import step
 
 OLD, OWN = "old", "own"
-_HOSTILE = 0xFF
+_POISON = 0xFF
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Only without Transformer Engine's extension; where that is installed it has no effect.
     os.environ.setdefault(environment.STANDALONE_SWITCH, "1")
     te_grouped_mlp.activate()
-    with _forced(args.decision, args.backend, args.hostile), _argv(args.script, args.arguments):
+    with _forced(args.decision, args.backend, args.poisoned), _argv(args.script, args.arguments):
         runpy.run_path(str(args.script), run_name="__main__")
     return 0
 
@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--decision", choices=(OLD, OWN), default=OLD, help="default: %(default)s")
     parser.add_argument("--backend", default="reference", help="default: %(default)s")
     parser.add_argument(
-        "--hostile", action="store_true", help="fill every fresh buffer of the op with 0xFF first"
+        "--poisoned", action="store_true", help="fill every fresh buffer of the op with 0xFF first"
     )
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
@@ -65,10 +65,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 @contextlib.contextmanager
-def _forced(decision: str, backend: str, hostile: bool) -> Iterator[None]:
+def _forced(decision: str, backend: str, poisoned: bool) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(step.switches(NVTE_GROUPED_MLP_BACKEND=backend))
-        stack.enter_context(memory.hostile(_HOSTILE) if hostile else contextlib.nullcontext())
+        stack.enter_context(memory.poisoned(_POISON) if poisoned else contextlib.nullcontext())
         if decision == OLD:
             stack.enter_context(environment.override(single_group_is_always_dense=True))
         yield

@@ -46,7 +46,7 @@ def prequantize(tensor: torch.Tensor, case: StepCase, *, ready: bool) -> Any:
 
 
 def quantized_values(tensor: torch.Tensor, case: StepCase) -> torch.Tensor:
-    """Return what the row-wise copy is worth; rows past the live ones as they were."""
+    """Return what the row-wise copy is worth; rows past the valid ones as they were."""
     out = tensor.detach().clone()
     out[: case.live] = naive.values_of(out[: case.live].cpu(), column=False).to(out)
     return out

@@ -70,7 +70,7 @@ class StepCase:
         grad: "grad", "main_grad", "fused" (main_grad with Megatron's flags) or "overwrite". A
             main_grad starts at `main_grad_start`.
         frozen: Of "fc1", "fc2", "prob", "x": what needs no gradient.
-        fill: What the rows past the live ones of x, dy and the probabilities hold.
+        fill: What the rows past the valid ones of x, dy and the probabilities hold.
     """
 
     activation: str = "swiglu"
@@ -151,7 +151,7 @@ class StepCase:
 
 @dataclass
 class Inputs:
-    """Tensors of a step: the live rows do not depend on the buffer's length or fill."""
+    """Tensors of a step: the valid rows do not depend on the buffer's length or fill."""
 
     x: torch.Tensor
     dy: torch.Tensor
@@ -160,7 +160,7 @@ class Inputs:
 
 
 def make_inputs(case: StepCase) -> Inputs:
-    """Draw the live rows, and fill the rest."""
+    """Draw the valid rows, and fill the rest."""
     generator = torch.Generator().manual_seed(case.seed + 1)
 
     def rows(width: int, dtype: torch.dtype) -> torch.Tensor:
@@ -378,7 +378,7 @@ def _bias_gradient(op: Any) -> torch.Tensor | None:
 
 
 def live(case: StepCase, found: dict[str, Any]) -> dict[str, Any]:
-    """Cut the token tensors to their live rows."""
+    """Cut the token tensors to their valid rows."""
     cut = dict(found)
     for name in ("y", "dx", "dprob"):
         if cut[name] is not None:

@@ -85,7 +85,7 @@ def _operands(n: int, k: int, *, forward: bool, stacked: bool = False) -> Operan
 
 
 def _product(operands: Operands, rows: int = LIVE) -> torch.Tensor:
-    """Every live row times the weights of its expert, fp32."""
+    """Every valid row times the weights of its expert, fp32."""
     out, start = [], 0
     for index, size in enumerate(SPLITS):
         out.append(operands.a[start : start + size] @ operands.weights[index])

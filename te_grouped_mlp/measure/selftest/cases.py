@@ -12,7 +12,6 @@ from typing import Any
 
 from te_grouped_mlp.op import environment, selection
 from te_grouped_mlp.op.activations import Activation, ActivationSpec
-from te_grouped_mlp.op.fit import INTERLEAVE
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED, DType, Format
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import (
@@ -20,6 +19,7 @@ from te_grouped_mlp.op.problem import (
     Problem,
     RecipeKind,
 )
+from te_grouped_mlp.op.shape_constraints import INTERLEAVE
 
 BACKENDS = tuple(name for name in selection.NAMES if name != selection.UPSTREAM)
 """What `--backend` may name, besides "auto"."""

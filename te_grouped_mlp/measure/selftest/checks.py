@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from te_grouped_mlp.cli.replay import digest, disturbance
+from te_grouped_mlp.cli.replay import disturbance
 from te_grouped_mlp.measure import step
 from te_grouped_mlp.measure.selftest import exact
 from te_grouped_mlp.measure.selftest.cases import Case
@@ -23,6 +23,7 @@ from te_grouped_mlp.op.layout import Output
 from te_grouped_mlp.op.plan import Plan, Reject
 from te_grouped_mlp.op.problem import Call, TensorKind
 from te_grouped_mlp.op.tensors import memory
+from te_grouped_mlp.op.tensors.digest import digest
 
 Outputs = dict[str, torch.Tensor]
 
@@ -117,7 +118,7 @@ def _run(case: Case, runs: int, result: Result) -> None:
 
 
 def _once(model: Model, given: Batch, case: Case) -> Outputs:
-    with memory.hostile(_HOSTILE_BYTE):
+    with memory.poisoned(_HOSTILE_BYTE):
         found = model.run(given, mxfp8=case.format.is_block_scaled)
     model.require_fused()
     return found

@@ -12,10 +12,10 @@ from te_grouped_mlp.op.layout import Kernel
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.tensors.operands import GroupedOperand, WeightOperand
-from te_grouped_mlp.op.tensors.record import record
+from te_grouped_mlp.op.tensors.tensor_dataclass import tensor_dataclass
 
 
-@record
+@tensor_dataclass
 class Fc1Epilogue:
     """What `fc1_act` does to the accumulator.
 
@@ -32,28 +32,28 @@ class Fc1Epilogue:
     want_pre_activation: bool
 
 
-@record
+@tensor_dataclass
 class Fc1Result:
     """What `fc1_act` returns; all tensors are new and owned by the caller.
 
     Attributes:
         activated: FC2's input.
         pre_activation: (rows, N1) in the compute dtype, bias included, probability not; rows past
-            the live ones are unwritten. None when not wanted.
+            the valid ones are unwritten. None when not wanted.
     """
 
     activated: GroupedOperand
     pre_activation: torch.Tensor | None
 
 
-@record
+@tensor_dataclass
 class GemmEpilogue:
     """What `gemm` does to the accumulator.
 
     Attributes:
         bias: (G, N), or None.
         bias_scale: (rows,) factor of the bias, or None for one.
-        zero_tail: Write zeros to the rows past the live ones (the op's own buffers), or leave
+        zero_tail: Write zeros to the rows past the valid ones (the op's own buffers), or leave
             them as they are (a caller's buffer).
     """
 
@@ -62,7 +62,7 @@ class GemmEpilogue:
     zero_tail: bool = True
 
 
-@record
+@tensor_dataclass
 class DactEpilogue:
     """What `dact_dgrad` does to the accumulator.
 
@@ -81,13 +81,13 @@ class DactEpilogue:
     want_activated: bool = False
 
 
-@record
+@tensor_dataclass
 class DactResult:
     """What `dact_dgrad` returns; all tensors are new and owned by the caller.
 
     Attributes:
         grad: Gradient of the pre-activation, (rows, N1), FC1's output order.
-        dprob: fp32 (rows,), zero past the live rows; or None.
+        dprob: fp32 (rows,), zero past the valid rows; or None.
         bias_grad: fp32 (G, N1), summed in a fixed order; or None.
         activated: FC2's input, column copy only; or None.
     """

@@ -5,10 +5,10 @@
 The bytes are those of the C++ kernels (csrc), special values included. Nothing here synchronises
 or allocates, so every call may be captured in a graph.
 
-Rows belong to groups or to members. Groups: `ends`, int32 (G,) on the device, are inclusive prefix
-sums of row counts, each a multiple of 128; rows at or past ``ends[-1]`` are never read or written,
-nor are their scales. Members: ``ends=None``; the rows are `members` equal matrices, each with
-scales padded to whole 128 x 128 tiles, one after the other.
+Rows belong to groups or to members. Groups: `group_end_offsets`, int32 (G,) on the device, are
+inclusive prefix sums of row counts, each a multiple of 128; rows at or past the last are never read
+or written, nor are their scales. Members: ``group_end_offsets=None``; the rows are `members` equal
+matrices, each with scales padded to whole 128 x 128 tiles, one after the other.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SOURCES = (torch.float32, torch.float16, torch.bfloat16)
 
 def quantize(
     src: torch.Tensor,
-    ends: torch.Tensor | None,
+    group_end_offsets: torch.Tensor | None,
     *,
     members: int = 1,
     row_data: torch.Tensor | None = None,
@@ -59,7 +59,7 @@ def quantize(
     swizzled: bool = True,
     two_d: bool = False,
     nan_in_scale: bool = False,
-    paired: bool = False,
+    gate_linear_interleaved: bool = False,
     noop: torch.Tensor | None = None,
     config: Config = QUANTIZE,
 ) -> None:
@@ -67,7 +67,7 @@ def quantize(
 
     Args:
         src: (rows, cols) fp32, fp16 or bf16, unit column stride; cols a multiple of 32.
-        ends: Row ends of the groups, or None for members.
+        group_end_offsets: Row ends of the groups, or None for members.
         members: Equal matrices that the rows are made of, each a multiple of 32 rows.
         row_data, column_data: uint8 (rows, cols) or flat, row-major.
         row_scale, column_scale: uint8, padded to whole tiles, which are written whole, padding as
@@ -78,7 +78,8 @@ def quantize(
         swizzled: Scales in the order that a GEMM reads; column scales restart at each group.
         two_d: One scale for each 32 x 32 block.
         nan_in_scale: A NaN makes its block's scale 0xFF; otherwise it takes no part in the scale.
-        paired: A row's even and odd columns, 64 at a time, are blocks of their own; values only.
+        gate_linear_interleaved: Columns 2j and 2j + 1 are gate j and linear j: a row's even and odd
+            columns, 64 at a time, are blocks of their own; values only.
         noop: One number on the device; unless it is 0, nothing is written.
         config: Rectangle of one program; no effect on the result.
 
@@ -86,9 +87,9 @@ def quantize(
         TypeError, ValueError: Naming the argument, its value and what is allowed.
     """
     rows, cols = _check_matrix("src", src, _SOURCES)
-    if paired:
-        _check_paired(row_data, row_scale, two_d, cols)
-    groups = _check_groups(ends, members, rows, src.device)
+    if gate_linear_interleaved:
+        _check_interleaved(row_data, row_scale, two_d, cols)
+    groups = _check_groups(group_end_offsets, members, rows, src.device)
     sizes = (rows * cols, *_scale_bytes(rows, cols, members))
     _check_outputs("row", row_data, row_scale, row_values, (sizes[0], sizes[1]), src.device)
     _check_outputs("column", column_data, column_scale, column_values, sizes[::2], src.device)
@@ -100,16 +101,16 @@ def quantize(
     unit = 16 if src.stride(0) % 16 == 0 else 8 if src.stride(0) % 8 == 0 else 1
     _launch(
         kernels.quantize_tiles, _programs(rows, cols, members, config), config.warps, src.device,
-        src, ends, noop, *wanted, rows // members, cols // BLOCK, src.stride(0) // unit, groups,
-        unit, triton.next_power_of_2(groups), e5m2, swizzled, two_d, nan_in_scale, paired,
-        _hardware(), config.rows, config.cols,
+        src, group_end_offsets, noop, *wanted, rows // members, cols // BLOCK,
+        src.stride(0) // unit, groups, unit, triton.next_power_of_2(groups), e5m2, swizzled, two_d,
+        nan_in_scale, gate_linear_interleaved, _hardware(), config.rows, config.cols,
     )  # fmt: skip
 
 
 def dequantize(
     data: torch.Tensor,
     scale: torch.Tensor,
-    ends: torch.Tensor | None,
+    group_end_offsets: torch.Tensor | None,
     out: torch.Tensor,
     *,
     axis_column: bool,
@@ -123,7 +124,7 @@ def dequantize(
     Args:
         data: uint8 (rows, cols) or flat, row-major.
         scale: uint8, contiguous: row scales, or column scales if `axis_column`.
-        ends, members: As in `quantize`.
+        group_end_offsets, members: As in `quantize`.
         out: (rows, cols) bf16, fp16 or fp32, contiguous. A NaN is the positive quiet one.
         axis_column: The direction of the scale blocks.
         swizzled, e5m2: As in `quantize`.
@@ -134,7 +135,7 @@ def dequantize(
     """
     rows, cols = _check_matrix("out", out, _SOURCES)
     _check_buffer("out", out, out.dtype, rows * cols, out.device)
-    groups = _check_groups(ends, members, rows, out.device)
+    groups = _check_groups(group_end_offsets, members, rows, out.device)
     size = _scale_bytes(rows, cols, members)[int(axis_column)]
     _check_buffer("data", data, torch.uint8, rows * cols, out.device)
     _check_buffer("scale", scale, torch.uint8, size, out.device)
@@ -142,7 +143,7 @@ def dequantize(
         return
     _launch(
         kernels.dequantize_tiles, _programs(rows, cols, members, config), config.warps, out.device,
-        data, scale, ends, out, rows // members, cols // BLOCK, groups,
+        data, scale, group_end_offsets, out, rows // members, cols // BLOCK, groups,
         triton.next_power_of_2(groups), axis_column, e5m2, swizzled, _hardware(), config.rows,
         config.cols,
     )  # fmt: skip
@@ -150,7 +151,7 @@ def dequantize(
 
 def swizzle(
     scale: torch.Tensor,
-    ends: torch.Tensor | None,
+    group_end_offsets: torch.Tensor | None,
     rows: int,
     cols: int,
     out: torch.Tensor,
@@ -163,7 +164,7 @@ def swizzle(
 
     Args:
         scale: uint8, contiguous, padded to whole tiles.
-        ends, members: As in `quantize`.
+        group_end_offsets, members: As in `quantize`.
         rows, cols: Shape of the data.
         out: uint8 like `scale`, contiguous, without overlap.
         axis_column: The direction of the scale blocks.
@@ -173,7 +174,7 @@ def swizzle(
         TypeError, ValueError: Naming the argument, its value and what is allowed.
     """
     _check_shape("rows x cols", rows, cols)
-    groups = _check_groups(ends, members, rows, out.device)
+    groups = _check_groups(group_end_offsets, members, rows, out.device)
     size = _scale_bytes(rows, cols, members)[int(axis_column)]
     _check_buffer("scale", scale, torch.uint8, size, out.device)
     _check_buffer("out", out, torch.uint8, size, out.device)
@@ -181,8 +182,8 @@ def swizzle(
         return
     _launch(
         kernels.swizzle_tiles, _programs(rows, cols, members, Config(TILE, TILE, 4)), 4, out.device,
-        scale, ends, out, rows // members, cols // BLOCK, groups, triton.next_power_of_2(groups),
-        axis_column, inverse,
+        scale, group_end_offsets, out, rows // members, cols // BLOCK, groups,
+        triton.next_power_of_2(groups), axis_column, inverse,
     )  # fmt: skip
 
 
@@ -243,13 +244,13 @@ def _scale_bytes(rows: int, cols: int, members: int) -> tuple[int, int]:
     return padded * (-(-cols // TILE) * 4), padded // BLOCK * (-(-cols // TILE) * TILE)
 
 
-def _check_paired(
+def _check_interleaved(
     row_data: torch.Tensor | None, row_scale: torch.Tensor | None, two_d: bool, cols: int
 ) -> None:
     if row_data is not None or row_scale is not None or two_d or cols % (2 * BLOCK):
         raise ValueError(
-            "paired is set; allowed: without row_data, row_scale and two_d, for columns a multiple "
-            f"of {2 * BLOCK} (now {cols})"
+            "gate_linear_interleaved is set; allowed: without row_data, row_scale and two_d, for "
+            f"columns a multiple of {2 * BLOCK} (now {cols})"
         )
 
 
@@ -273,17 +274,20 @@ def _check_matrix(
     return rows, cols
 
 
-def _check_groups(ends: torch.Tensor | None, members: int, rows: int, device: torch.device) -> int:
+def _check_groups(
+    group_end_offsets: torch.Tensor | None, members: int, rows: int, device: torch.device
+) -> int:
     """Return the number of groups, 1 for members."""
-    if ends is not None:
+    if group_end_offsets is not None:
         if members != 1:
-            raise ValueError(f"members is {members}; allowed: 1, because ends is given")
-        if ends.dim() != 1:
-            raise TypeError(f"ends has shape {tuple(ends.shape)}; allowed: one dimension")
-        _check_buffer("ends", ends, torch.int32, 1, device)
+            raise ValueError(f"members is {members}; allowed: 1 beside group_end_offsets")
+        if group_end_offsets.dim() != 1:
+            shape = tuple(group_end_offsets.shape)
+            raise TypeError(f"group_end_offsets has shape {shape}; allowed: one dimension")
+        _check_buffer("group_end_offsets", group_end_offsets, torch.int32, 1, device)
         if rows % TILE:
-            raise ValueError(f"rows is {rows}; allowed: multiples of {TILE}, because ends is given")
-        return int(ends.numel())
+            raise ValueError(f"rows is {rows}; allowed: multiples of {TILE} with group_end_offsets")
+        return int(group_end_offsets.numel())
     if members < 1 or rows % (members * BLOCK):
         raise ValueError(
             f"members is {members} for {rows} rows; allowed: equal members of a multiple of "
@@ -310,11 +314,7 @@ def _check_outputs(
 
 
 def _check_buffer(
-    name: str,
-    tensor: torch.Tensor | None,
-    dtype: torch.dtype,
-    size: int,
-    device: torch.device,
+    name: str, tensor: torch.Tensor | None, dtype: torch.dtype, size: int, device: torch.device
 ) -> None:
     if tensor is None:
         return

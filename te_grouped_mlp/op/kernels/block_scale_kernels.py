@@ -32,41 +32,43 @@ RUN_TIME = ["rows", "blocks", "stride", "groups", "size"]
 
 
 @triton.jit
-def _group_of(ends, row, rows, groups, GROUPS: tl.constexpr):
+def _group_of(group_end_offsets, row, rows, groups, GROUPS: tl.constexpr):
     """First row and number of rows of the group that holds a row.
 
-    Nobody has read `ends`: whatever they say, groups are of whole tiles and end where the rows do.
+    Nobody has read `group_end_offsets`: whatever they say, groups are of whole tiles and end where
+    the rows do.
     """
-    each = tl.arange(0, GROUPS)
-    end = tl.load(ends + each, mask=each < groups, other=2147483647)
+    group = tl.arange(0, GROUPS)
+    end = tl.load(group_end_offsets + group, mask=group < groups, other=2147483647)
     end = tl.cdiv(tl.minimum(end, rows), 128) * 128
     first = tl.max(tl.where(end <= row, end, 0), 0)
     return first, tl.min(tl.where(end > row, end, 2147483647), 0) - first
 
 
 @triton.jit
-def _rectangle(ends, tile, rows, groups, ROWS: tl.constexpr):
+def _rectangle(group_end_offsets, tile, rows, groups, ROWS: tl.constexpr):
     """Whether there is anything to do, and where.
 
-    Returns (live, row in the buffer, padded row at which the member begins, row in the member, its
-    rows, its 128-row tiles). With groups the member is the whole buffer: `_group_of` knows better.
+    Returns (is_valid, row in the buffer, padded row at which the member begins, row in the member,
+    its rows, its 128-row tiles). With groups the member is the whole buffer: `_group_of` knows
+    better.
     """
-    if ends is None:
+    if group_end_offsets is None:
         tiles = tl.cdiv(rows, 128)
-        each = tiles * (128 // ROWS)
-        start = tile % each * ROWS
-        first = tile // each * tiles * 128
-        row = tile // each * rows + start
+        programs = tiles * (128 // ROWS)
+        start = tile % programs * ROWS
+        first = tile // programs * tiles * 128
+        row = tile // programs * rows + start
         limit = rows
-        live = limit > 0
+        is_valid = limit > 0
     else:
         tiles = 0
         first = 0
         row = tile * ROWS
         start = row
         limit = row + ROWS
-        live = row < tl.load(ends + groups - 1)
-    return live, row, first, start, limit, tiles
+        is_valid = row < tl.load(group_end_offsets + groups - 1)
+    return is_valid, row, first, start, limit, tiles
 
 
 @triton.jit
@@ -100,11 +102,16 @@ def _column_place(first, local, column, tiles, blocks, SWIZZLED: tl.constexpr):
 
 @triton.jit
 def _times(
-    x, factor, COLUMN: tl.constexpr, PAIRED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
+    x,
+    factor,
+    COLUMN: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
 ):
     """Each element times the factor of its block: (ROWS / 32, COLS) or (ROWS, COLS / 32), or
     (ROWS, COLS / 64, 2) where even and odd columns belong to different blocks."""
-    if PAIRED:
+    if INTERLEAVED:
         product = tl.reshape(x, (ROWS, COLS // 64, 32, 2)) * factor[:, :, None, :]
     elif COLUMN:
         product = tl.reshape(x, (ROWS // 32, 32, COLS)) * factor[:, None, :]
@@ -115,13 +122,14 @@ def _times(
 
 @triton.jit
 def _codes(
-    x, size, COLUMN: tl.constexpr, PAIRED: tl.constexpr, E5M2: tl.constexpr, TWO_D: tl.constexpr,
-    NAN: tl.constexpr, HARDWARE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    x, size, COLUMN: tl.constexpr, INTERLEAVED: tl.constexpr, E5M2: tl.constexpr,
+    TWO_D: tl.constexpr, NAN: tl.constexpr, HARDWARE: tl.constexpr, ROWS: tl.constexpr,
+    COLS: tl.constexpr,
 ):  # fmt: skip
     """FP8 bytes of a rectangle, and the scale of each block as int32."""
     WIDE: tl.constexpr = COLS // 32
     HIGH: tl.constexpr = ROWS // 32
-    if PAIRED:
+    if INTERLEAVED:
         amax = tl.max(tl.reshape(size, (ROWS, WIDE // 2, 32, 2)), 2)
     elif COLUMN:
         amax = tl.max(tl.reshape(size, (HIGH, 32, COLS)), 1)
@@ -136,20 +144,20 @@ def _codes(
             amax = tl.broadcast_to(amax[:, None, :], (HIGH, 32, WIDE))
             amax = tl.reshape(amax, (ROWS, WIDE))
     scale = e8m0(as_float(amax), E5M2, NAN)
-    scaled = _times(x, power(254 - scale, NAN), COLUMN, PAIRED, ROWS, COLS)
+    scaled = _times(x, power(254 - scale, NAN), COLUMN, INTERLEAVED, ROWS, COLS)
     return encode(scaled, E5M2, HARDWARE), scale
 
 
 @triton.jit(do_not_specialize=RUN_TIME)
 def quantize_tiles(
-    src, ends, noop, row_data, row_scale, column_data, column_scale, row_values, column_values,
-    rows, blocks, stride, groups, STRIDE: tl.constexpr, GROUPS: tl.constexpr, E5M2: tl.constexpr,
-    SWIZZLED: tl.constexpr, TWO_D: tl.constexpr, NAN: tl.constexpr, PAIRED: tl.constexpr,
-    HARDWARE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    src, group_end_offsets, noop, row_data, row_scale, column_data, column_scale, row_values,
+    column_values, rows, blocks, stride, groups, STRIDE: tl.constexpr, GROUPS: tl.constexpr,
+    E5M2: tl.constexpr, SWIZZLED: tl.constexpr, TWO_D: tl.constexpr, NAN: tl.constexpr,
+    INTERLEAVED: tl.constexpr, HARDWARE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """Quantize one rectangle; outputs that are None are not wanted.
 
-    `rows` are those of one member. With `ends`, member and group are found from the row.
+    `rows` are those of one member. With `group_end_offsets`, member and group follow from the row.
     """
     if noop is not None:  # noqa: SIM102
         # Not one condition: without a flag there is nothing to load.
@@ -161,10 +169,10 @@ def quantize_tiles(
     # pass through shared memory.
     column = tl.program_id(0) % across * COLS + tl.arange(0, COLS)
     column = tl.max_contiguous(column, 8)
-    live, data_row, first, start, limit, tiles = _rectangle(
-        ends, tl.program_id(0) // across, rows, groups, ROWS
+    is_valid, data_row, first, start, limit, tiles = _rectangle(
+        group_end_offsets, tl.program_id(0) // across, rows, groups, ROWS
     )
-    if not live:
+    if not is_valid:
         return
     line = tl.arange(0, ROWS)
     inside = (start + line < limit)[:, None] & (column < columns)[None, :]
@@ -174,12 +182,12 @@ def quantize_tiles(
     size = magnitude(x, NAN, HARDWARE)
     place = at * columns + column[None, :]
     if not (row_data is None and row_scale is None and row_values is None):
-        code, scale = _codes(x, size, False, PAIRED, E5M2, TWO_D, NAN, HARDWARE, ROWS, COLS)
+        code, scale = _codes(x, size, False, INTERLEAVED, E5M2, TWO_D, NAN, HARDWARE, ROWS, COLS)
         if row_data is not None:
             tl.store(row_data + place, code, mask=inside)
         if row_values is not None:
             value = decode(code, E5M2, HARDWARE)
-            value = _times(value, power(scale, NAN), False, PAIRED, ROWS, COLS)
+            value = _times(value, power(scale, NAN), False, INTERLEAVED, ROWS, COLS)
             tl.store(row_values + place, as_value(value, HARDWARE), mask=inside)
         if row_scale is not None:
             block = tl.program_id(0) % across * (COLS // 32) + tl.arange(0, COLS // 32)
@@ -195,8 +203,8 @@ def quantize_tiles(
             value = _times(value, power(scale, NAN), True, False, ROWS, COLS)
             tl.store(column_values + place, as_value(value, HARDWARE), mask=inside)
         if column_scale is not None:
-            if ends is not None and SWIZZLED:
-                first, count = _group_of(ends, data_row, rows, groups, GROUPS)
+            if group_end_offsets is not None and SWIZZLED:
+                first, count = _group_of(group_end_offsets, data_row, rows, groups, GROUPS)
                 start = data_row - first
                 tiles = count // 128
             local = start // 32 + tl.arange(0, ROWS // 32)
@@ -207,19 +215,19 @@ def quantize_tiles(
 
 @triton.jit(do_not_specialize=RUN_TIME)
 def dequantize_tiles(
-    data, scale, ends, out, rows, blocks, groups, GROUPS: tl.constexpr, COLUMN: tl.constexpr,
-    E5M2: tl.constexpr, SWIZZLED: tl.constexpr, HARDWARE: tl.constexpr, ROWS: tl.constexpr,
-    COLS: tl.constexpr,
+    data, scale, group_end_offsets, out, rows, blocks, groups, GROUPS: tl.constexpr,
+    COLUMN: tl.constexpr, E5M2: tl.constexpr, SWIZZLED: tl.constexpr, HARDWARE: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """Write the values of one rectangle; the arguments are those of `quantize_tiles`."""
     columns = blocks * 32
     across = tl.cdiv(tl.cdiv(columns, 128) * 128, COLS)
     column = tl.program_id(0) % across * COLS + tl.arange(0, COLS)
     column = tl.max_contiguous(column, 8)
-    live, data_row, first, start, limit, tiles = _rectangle(
-        ends, tl.program_id(0) // across, rows, groups, ROWS
+    is_valid, data_row, first, start, limit, tiles = _rectangle(
+        group_end_offsets, tl.program_id(0) // across, rows, groups, ROWS
     )
-    if not live:
+    if not is_valid:
         return
     line = tl.arange(0, ROWS)
     inside = (start + line < limit)[:, None] & (column < columns)[None, :]
@@ -227,8 +235,8 @@ def dequantize_tiles(
     code = tl.load(data + place, mask=inside, other=0)
     value = decode(code, E5M2, HARDWARE)
     if COLUMN:
-        if ends is not None and SWIZZLED:
-            first, count = _group_of(ends, data_row, rows, groups, GROUPS)
+        if group_end_offsets is not None and SWIZZLED:
+            first, count = _group_of(group_end_offsets, data_row, rows, groups, GROUPS)
             start = data_row - first
             tiles = count // 128
         local = start // 32 + tl.arange(0, ROWS // 32)
@@ -251,10 +259,10 @@ def swizzle_listed_tiles(table, out, blocks, groups, size, COLUMN: tl.constexpr)
     `table` holds the address of each; `size` are the bytes of one, `groups` its tiles along rows.
     """
     across = tl.cdiv(blocks, 4)
-    each = across * groups
-    member = tl.program_id(0) // each
+    programs = across * groups
+    member = tl.program_id(0) // programs
     scale = tl.load(table + member).to(tl.pointer_type(tl.uint8))
-    start = tl.program_id(0) % each // across
+    start = tl.program_id(0) % programs // across
     side = tl.program_id(0) % across
     if COLUMN:
         local = start * 4 + tl.arange(0, 4)[:, None]
@@ -271,22 +279,22 @@ def swizzle_listed_tiles(table, out, blocks, groups, size, COLUMN: tl.constexpr)
 
 @triton.jit(do_not_specialize=RUN_TIME)
 def swizzle_tiles(
-    scale, ends, out, rows, blocks, groups, GROUPS: tl.constexpr, COLUMN: tl.constexpr,
+    scale, group_end_offsets, out, rows, blocks, groups, GROUPS: tl.constexpr, COLUMN: tl.constexpr,
     INVERSE: tl.constexpr,
 ):  # fmt: skip
     """Move the 512 scales of one tile from the compact order to the swizzled one, or back."""
     across = tl.cdiv(blocks, 4)
     tile = tl.program_id(0) // across
     side = tl.program_id(0) % across
-    if ends is None:
+    if group_end_offsets is None:
         tiles = tl.cdiv(rows, 128)
         first = tile // tiles * tiles * 128
         start = tile % tiles * 128
         limit = rows
     else:
-        if tile * 128 >= tl.load(ends + groups - 1):
+        if tile * 128 >= tl.load(group_end_offsets + groups - 1):
             return
-        first, limit = _group_of(ends, tile * 128, rows, groups, GROUPS)
+        first, limit = _group_of(group_end_offsets, tile * 128, rows, groups, GROUPS)
         start = tile * 128 - first
         tiles = limit // 128
     if COLUMN:

@@ -56,8 +56,8 @@ def column_sums(
     weights = None if weights is None else weights.float().contiguous()
     kernels = _kernels(values)
     if kernels is not None:
-        ends = _end_offsets(values, sizes, group_end_offsets)
-        return kernels.column_sums(values, weights, ends)
+        group_end_offsets = _end_offsets(values, sizes, group_end_offsets)
+        return kernels.column_sums(values, weights, group_end_offsets)
     groups = 1 if sizes is None else sizes.numel()
     out = memory.empty((groups, values.shape[1]), torch.float32, values.device)
     if out.numel():
@@ -92,8 +92,8 @@ def row_dots(
     values, table = _row_major(values), table.float().contiguous()
     kernels = _kernels(values)
     if kernels is not None:
-        ends = _end_offsets(values, sizes, group_end_offsets)
-        return kernels.row_dots(values, table, ends)
+        group_end_offsets = _end_offsets(values, sizes, group_end_offsets)
+        return kernels.row_dots(values, table, group_end_offsets)
     out = torch.zeros(values.shape[0], dtype=torch.float32, device=values.device)
     if values.numel():
         tail = (span(sizes), sizes.numel(), span(out), _DECIDE_THREADS)
@@ -104,8 +104,12 @@ def row_dots(
 def _row_major(values: torch.Tensor) -> torch.Tensor:
     """Return `values` with unit stride along its columns and rows apart; a copy if it has not."""
     rows, cols = values.shape
-    apart = rows <= 1 or values.stride(0) >= cols
-    return values if apart and (cols <= 1 or values.stride(1) == 1) else values.contiguous()
+    rows_are_disjoint = rows <= 1 or values.stride(0) >= cols
+    return (
+        values
+        if rows_are_disjoint and (cols <= 1 or values.stride(1) == 1)
+        else values.contiguous()
+    )
 
 
 def _matrix(values: torch.Tensor) -> tuple[Span | None, int, int, int, int]:

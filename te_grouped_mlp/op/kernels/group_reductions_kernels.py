@@ -127,15 +127,15 @@ def _row_dots(
     values, table, group_end_offsets, out, rows, cols, stride, groups, GROUPS: tl.constexpr,
     BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    live = tl.minimum(tl.load(group_end_offsets + groups - 1), rows)
+    valid_rows = tl.minimum(tl.load(group_end_offsets + groups - 1), rows)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    each = tl.arange(0, GROUPS)
-    end = tl.load(group_end_offsets + each, mask=each < groups, other=2147483647)
+    index = tl.arange(0, GROUPS)
+    end = tl.load(group_end_offsets + index, mask=index < groups, other=2147483647)
     group = tl.sum((end[None, :] <= row[:, None]).to(tl.int32), 1)
     total = tl.zeros((BLOCK, WIDE), tl.float32)
     for start in range(0, cols, WIDE):
         col = start + tl.arange(0, WIDE)
-        inside = (row[:, None] < live) & (col[None, :] < cols)
+        inside = (row[:, None] < valid_rows) & (col[None, :] < cols)
         at = row[:, None].to(tl.int64) * stride + col[None, :]
         left = tl.load(values + at, mask=inside, other=0.0)
         at = group[:, None].to(tl.int64) * cols + col[None, :]

@@ -45,15 +45,17 @@ def of_fc2(
     """
     if values is None:
         return None, None
-    plan, sizes, ends = state.plan, state.splits.sizes, state.splits.ends
+    plan, sizes, group_end_offsets = state.plan, state.splits.sizes, state.splits.group_end_offsets
     bias_grad = scale_grad = None
     if plan.call.wants(Output.DB2):
         bias_grad = group_reductions.column_sums(
             values,
             sizes,
             weights=state.prob if plan.problem.fc2.scale_bias else None,
-            group_end_offsets=ends,
+            group_end_offsets=group_end_offsets,
         )
     if state.bias2 is not None:
-        scale_grad = group_reductions.row_dots(values, state.bias2, sizes, group_end_offsets=ends)
+        scale_grad = group_reductions.row_dots(
+            values, state.bias2, sizes, group_end_offsets=group_end_offsets
+        )
     return bias_grad, scale_grad

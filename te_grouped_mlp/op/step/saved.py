@@ -20,11 +20,11 @@ from te_grouped_mlp.op.tensors.operands import (
     Splits,
     WeightOperand,
 )
-from te_grouped_mlp.op.tensors.record import record
 from te_grouped_mlp.op.tensors.stacking import Experts, Stacked
+from te_grouped_mlp.op.tensors.tensor_dataclass import tensor_dataclass
 
 STASH_MARK = "grouped_tensor_scale_inv"
-"""Attribute by which Megatron's paged stash finds tensors whose live part is a row prefix; True on
+"""Attribute by which Megatron's paged stash finds tensors whose valid part is a row prefix; True on
 scale buffers. (Transformer Engine sets the same attribute on its own activations.)"""
 
 
@@ -34,7 +34,7 @@ Versions = tuple[int, ...] | None
 """How often each weight of a linear was written; None where nobody asks."""
 
 
-@record
+@tensor_dataclass
 class OpsState:
     """What may change in the two GroupedLinears before the backward reads it; no tensors.
 
@@ -49,7 +49,7 @@ class OpsState:
     versions: tuple[Versions, Versions]
 
 
-@record
+@tensor_dataclass
 class SavedState:
     """The state of one call between its passes.
 
@@ -80,20 +80,20 @@ class SavedState:
     ops: OpsState
 
 
-@record
+@tensor_dataclass
 class Skeleton:
     """What remains of a state without its tensors.
 
     Attributes:
         plan, owns_x, ops: Of the state.
-        host: Of the splits.
+        sizes_on_host: Of the splits.
         widths: The feature widths that the splits have element offsets for.
         x, activated, w1, w2: The records without tensors, or None where there is none.
     """
 
     plan: Plan
     owns_x: bool
-    host: tuple[int, ...] | None
+    sizes_on_host: tuple[int, ...] | None
     widths: tuple[int, ...]
     x: _Tokens | None
     activated: _Tokens | None
@@ -123,9 +123,9 @@ def flatten(state: SavedState) -> tuple[Skeleton, list[torch.Tensor | None]]:
     splits = state.splits
     tensors: list[torch.Tensor | None] = [
         splits.sizes,
-        splits.ends,
-        splits.offsets,
-        splits.starts,
+        splits.group_end_offsets,
+        splits.group_offsets,
+        splits.group_offsets_int32,
         splits.fault,
     ]
     tensors += splits.element_offsets.values()
@@ -133,7 +133,7 @@ def flatten(state: SavedState) -> tuple[Skeleton, list[torch.Tensor | None]]:
     skeleton = Skeleton(
         state.plan,
         state.owns_x,
-        splits.host,
+        splits.sizes_on_host,
         tuple(splits.element_offsets),
         _take_tokens(state.x, tensors),
         _take_tokens(state.activated, tensors),
@@ -152,10 +152,18 @@ def restore(skeleton: Skeleton, tensors: Sequence[torch.Tensor | None]) -> Saved
         tensors: The second, or what autograd's hooks made of it.
     """
     rest: Iterator[Any] = iter(tensors)
-    sizes, ends, offsets, starts, fault = islice(rest, 5)
+    sizes, group_end_offsets, group_offsets, group_offsets_int32, fault = islice(rest, 5)
     widths = skeleton.widths
     elements = dict(zip(widths, islice(rest, len(widths)), strict=True)) if widths else {}
-    splits = Splits(sizes, ends, offsets, elements, skeleton.host, starts, fault)
+    splits = Splits(
+        sizes,
+        group_end_offsets,
+        group_offsets,
+        elements,
+        skeleton.sizes_on_host,
+        group_offsets_int32,
+        fault,
+    )
     prob, pre_activation, bias2 = islice(rest, 3)
     layout = skeleton.plan.layout
     return SavedState(
@@ -178,8 +186,8 @@ def activations(state: SavedState) -> list[torch.Tensor]:
 
     Data and scales of both inputs and the pre-activation; the probabilities are the caller's.
     """
-    found = [tensor for tensor, _ in _row_prefix_tensors(state)]
-    return [tensor for tensor in found if tensor is not state.prob]
+    tensors = [tensor for tensor, _ in _row_prefix_tensors(state)]
+    return [tensor for tensor in tensors if tensor is not state.prob]
 
 
 def weight_copies(state: SavedState) -> list[torch.Tensor]:
@@ -187,23 +195,27 @@ def weight_copies(state: SavedState) -> list[torch.Tensor]:
 
     Parameters never do. What is a part of one, or kept for the next forward, lies there anyway.
     """
-    kept: list[torch.Tensor | None] = []
+    tensors: list[torch.Tensor | None] = []
     for weight in (state.w1, state.w2):
-        _take_weight(weight, kept)
-    return [each for each in kept if each is not None and not isinstance(each, torch.nn.Parameter)]
+        _take_weight(weight, tensors)
+    return [
+        tensor
+        for tensor in tensors
+        if tensor is not None and not isinstance(tensor, torch.nn.Parameter)
+    ]
 
 
 def _row_prefix_tensors(state: SavedState) -> list[tuple[torch.Tensor, bool]]:
-    found = []
+    tensors = []
     for operand in (state.x, state.activated):
         if operand is not None and isinstance(operand.column, QuantizedCopy):
-            found += [(operand.column.data, False), (operand.column.scale, True)]
+            tensors += [(operand.column.data, False), (operand.column.scale, True)]
         elif operand is not None and operand.plain is not None:
-            found.append((operand.plain, False))
-    found += [
+            tensors.append((operand.plain, False))
+    tensors += [
         (tensor, False) for tensor in (state.pre_activation, state.prob) if tensor is not None
     ]
-    return found
+    return tensors
 
 
 def _take_tokens(
@@ -221,11 +233,11 @@ def _take_tokens(
 
 
 def _put_tokens(
-    kept: _Tokens | None, rest: Iterator[Any], layout: GroupLayout, splits: Splits
+    facts: _Tokens | None, rest: Iterator[Any], layout: GroupLayout, splits: Splits
 ) -> GroupedOperand | None:
-    if kept is None:
+    if facts is None:
         return None
-    fmt, shape, copy = kept
+    fmt, shape, copy = facts
     if copy is None:
         return GroupedOperand(fmt, shape, layout, splits, None, None, next(rest))
     column = QuantizedCopy(next(rest), next(rest), *copy)
@@ -249,11 +261,11 @@ def _take_experts(experts: Experts, tensors: list[torch.Tensor | None]) -> _Stac
     return len(experts), False
 
 
-def _put_weight(kept: _Weight | None, rest: Iterator[Any]) -> WeightOperand | None:
-    if kept is None:
+def _put_weight(facts: _Weight | None, rest: Iterator[Any]) -> WeightOperand | None:
+    if facts is None:
         return None
-    fmt, shape, axis, swizzled, *stacking = kept
-    data, scale = [_put_experts(each, rest) for each in stacking]
+    fmt, shape, axis, swizzled, *stacking = facts
+    data, scale = [_put_experts(how, rest) for how in stacking]
     return WeightOperand(fmt, shape, axis, data, scale, swizzled)
 
 

@@ -40,7 +40,7 @@ def takes(problem: Problem, env: Environment) -> bool:
     reason = next(iter(refused.values())).reason
     late = Reject(reason, f"{problem.recipe_detail}, and Transformer Engine does not fuse anew")
     steps = (*refused.items(), (selection.UPSTREAM, late))
-    decisions.record(decisions.Decision(problem, decisions.UNFUSED, steps))
+    decisions.add(decisions.Decision(problem, decisions.UNFUSED, steps))
     return True
 
 

@@ -25,7 +25,7 @@ def operand(
     row: bool,
     column: bool,
     keep_quantized_for_backward: bool,
-    paired: bool = False,
+    gate_linear_interleaved: bool = False,
     nan_in_scale: bool = False,
     consumes: bool = False,
 ) -> GroupedOperand:
@@ -34,11 +34,11 @@ def operand(
     Args:
         plain: (rows, features), fp32, fp16 or bf16. Changed only if `consumes`.
         plan: Its format and layout.
-        splits: Division of the rows; rows past the live ones are neither read nor written.
+        splits: Division of the rows; rows past the valid ones are neither read nor written.
         row, column: Which copies are wanted.
         keep_quantized_for_backward: The column copy is read by a later pass: keep its bytes, which
             take half the memory.
-        paired: Columns 2j and 2j + 1 are gate j and linear j, which share no row scale.
+        gate_linear_interleaved: Columns 2j and 2j + 1 are gate and linear j, without common scales.
         nan_in_scale: A NaN makes its block's scale NaN, as in the epilogues of fused kernels.
         consumes: `plain`, bf16 and contiguous, is not needed any more; values take its place.
 
@@ -57,16 +57,16 @@ def operand(
         return free.pop() if free else memory.empty(shape, torch.bfloat16, device)
 
     row_values, column_values = values(row), values(column and not keep_quantized_for_backward)
-    kept = _bytes(shape, plan, device) if column and keep_quantized_for_backward else None
+    column_bytes = _bytes(shape, plan, device) if column and keep_quantized_for_backward else None
     if rows and (row or column):
         block_scale.quantize(
             plain if plain.stride(1) == 1 else plain.contiguous(),
-            splits.ends,
-            column_data=None if kept is None else kept.data,
-            column_scale=None if kept is None else kept.scale,
+            splits.group_end_offsets,
+            column_data=None if column_bytes is None else column_bytes.data,
+            column_scale=None if column_bytes is None else column_bytes.scale,
             row_values=row_values,
             column_values=column_values,
-            paired=paired,
+            gate_linear_interleaved=gate_linear_interleaved,
             nan_in_scale=nan_in_scale,
         )
     return GroupedOperand(
@@ -75,7 +75,7 @@ def operand(
         plan.layout,
         splits,
         None if row_values is None else DequantizedCopy(row_values, Axis.ROW),
-        kept if column_values is None else DequantizedCopy(column_values, Axis.COLUMN),
+        column_bytes if column_values is None else DequantizedCopy(column_values, Axis.COLUMN),
     )
 
 

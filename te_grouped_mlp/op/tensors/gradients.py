@@ -13,12 +13,12 @@ import torch
 
 from te_grouped_mlp.op.problem import LinearSpec
 from te_grouped_mlp.op.tensors import checks, memory, stacking
-from te_grouped_mlp.op.tensors.record import record
+from te_grouped_mlp.op.tensors.tensor_dataclass import tensor_dataclass
 
 _MAIN_GRAD = operator.attrgetter("main_grad")
 
 
-@record
+@tensor_dataclass
 class WgradTarget:
     """Where the weight gradients of one linear go.
 

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Fresh buffers, a way for tests to make them hostile, and the device on which the op runs."""
+"""Fresh buffers, a way for tests to poison them, and the device on which the op runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) 
 
     Returns:
         A tensor the caller owns. Its content is whatever the allocator had, or the byte of the
-        innermost `hostile` block in every position. Never synchronises.
+        innermost `poisoned` block in every position. Never synchronises.
     """
     gpu = emulated.device()
     if gpu is None:
@@ -41,7 +41,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) 
 
 
 @contextlib.contextmanager
-def hostile(byte: int | None) -> Iterator[None]:
+def poisoned(byte: int | None) -> Iterator[None]:
     """Fill every buffer of `empty` with one byte while the block runs.
 
     Args:

@@ -11,8 +11,8 @@ import torch
 
 from te_grouped_mlp.op.formats import Format
 from te_grouped_mlp.op.layout import GroupLayout
-from te_grouped_mlp.op.tensors.record import record
 from te_grouped_mlp.op.tensors.stacking import Experts
+from te_grouped_mlp.op.tensors.tensor_dataclass import tensor_dataclass
 
 
 class Axis(Enum):
@@ -24,32 +24,33 @@ class Axis(Enum):
     """Blocks run down a column: the operand is contracted over its rows."""
 
 
-@record
+@tensor_dataclass
 class Splits:
     """How the rows of a token buffer are divided among the groups.
 
     Attributes:
         sizes: int64 (G,), rows of each group, on the op's device.
-        ends: int32 (G,), inclusive prefix sums of `sizes`.
-        offsets: int64 (G + 1,), row offsets with a leading zero.
-        element_offsets: Feature width to int64 (G + 1,) ``offsets * width``.
-        host: The sizes as Python integers where the host can read them without synchronising
-            with a GPU (CPU tensors), else None.
+        group_end_offsets: int32 (G,), inclusive prefix sums of `sizes`.
+        group_offsets: int64 (G + 1,), row offsets with a leading zero.
+        element_offsets: Feature width to int64 (G + 1,) ``group_offsets * width``.
+        sizes_on_host: The sizes as Python integers where the host can read them without
+            synchronising with a GPU (CPU tensors), else None.
         fault: int64 (1,), not 0 if the sizes that a device holds did not fit and were taken for
             zeros (`split_guard`); None where the host looked at them.
-        starts: int32 (G + 1,), `offsets` as the kernels on plain values take them; or None.
+        group_offsets_int32: int32 (G + 1,), `group_offsets` as the kernels on plain values take
+            them; or None.
     """
 
     sizes: torch.Tensor
-    ends: torch.Tensor
-    offsets: torch.Tensor
+    group_end_offsets: torch.Tensor
+    group_offsets: torch.Tensor
     element_offsets: dict[int, torch.Tensor]
-    host: tuple[int, ...] | None
-    starts: torch.Tensor | None = None
+    sizes_on_host: tuple[int, ...] | None
+    group_offsets_int32: torch.Tensor | None = None
     fault: torch.Tensor | None = None
 
 
-@record
+@tensor_dataclass
 class QuantizedCopy:
     """One copy of a matrix, quantized along one axis.
 
@@ -66,14 +67,14 @@ class QuantizedCopy:
     swizzled: bool
 
 
-@record
+@tensor_dataclass
 class DequantizedCopy:
     """A quantized copy kept as the bf16 values that its bytes stand for, instead of them.
 
     An E4M3 number times a power of two is one of bf16's, unless it is below 2**-130.
 
     Attributes:
-        values: bf16 (rows, cols), row-major; rows past the live ones are unwritten.
+        values: bf16 (rows, cols), row-major; rows past the valid ones are unwritten.
         axis: Which blocks shared a scale.
     """
 
@@ -81,7 +82,7 @@ class DequantizedCopy:
     axis: Axis
 
 
-@record
+@tensor_dataclass
 class GroupedOperand:
     """A token tensor whose rows belong to groups.
 
@@ -110,7 +111,7 @@ class GroupedOperand:
         )
 
 
-@record
+@tensor_dataclass
 class WeightOperand:
     """The weights of all experts of one linear, along one axis.
 
@@ -141,7 +142,7 @@ class WeightOperand:
         return len(self.data)
 
 
-@record
+@tensor_dataclass
 class WeightCopies:
     """The weights of one linear along both axes, as its parameters hold or a step reads them.
 
@@ -156,6 +157,6 @@ class WeightCopies:
 @functools.cache
 def torch_dtype(dtype: object) -> torch.dtype:
     """Return the torch dtype of a `formats.DType` member."""
-    found = getattr(torch, dtype.value)  # type: ignore[attr-defined]
-    assert isinstance(found, torch.dtype)
-    return found
+    converted = getattr(torch, dtype.value)  # type: ignore[attr-defined]
+    assert isinstance(converted, torch.dtype)
+    return converted

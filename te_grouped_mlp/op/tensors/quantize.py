@@ -94,7 +94,7 @@ def gradient(
 
     Returns:
         The operand; and (rows, features) in the compute dtype or None: a new tensor or `tensor`
-        itself. Rows past the live ones are unwritten where `tensor` is a GroupedTensor.
+        itself. Rows past the valid ones are unwritten where `tensor` is a GroupedTensor.
     """
     if not values:
         return tokens(tensor, quantizer, plan, splits, **usages), None

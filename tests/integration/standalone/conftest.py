@@ -37,9 +37,9 @@ def tex(te: ModuleType) -> ModuleType:
 
 
 @pytest.fixture(autouse=True)
-def _hostile_memory():
+def _poisoned_memory():
     """Fill every fresh buffer with NaN patterns, so that an unwritten byte shows."""
     from te_grouped_mlp.op.tensors import memory
 
-    with memory.hostile(0xFF):
+    with memory.poisoned(0xFF):
         yield

@@ -261,7 +261,7 @@ def main() -> None:
     def addresses(values: list[int], device: torch.device) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=device)
 
-    with memory.hostile(0xFF):
+    with memory.poisoned(0xFF):
         want = {case: case(tex, "cpu") for case in CASES}
         want_sums = sums(tex, "cpu")
         on_gpu.serves, on_gpu.addresses = lambda *given: True, addresses  # noqa: ARG005

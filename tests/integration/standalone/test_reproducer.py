@@ -47,10 +47,10 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture(params=[0xFF, 0x00], ids=["hostile", "zeroed"])
+@pytest.fixture(params=[0xFF, 0x00], ids=["poisoned", "zeroed"])
 def fresh_memory(request: pytest.FixtureRequest) -> Iterator[int]:
     """What a buffer holds that nobody wrote."""
-    with memory.hostile(request.param):
+    with memory.poisoned(request.param):
         yield request.param
 
 
@@ -166,7 +166,7 @@ def test_a_script_runs_with_the_old_decision(
 def test_the_same_script_runs_with_ours(
     te: ModuleType, script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert forced.main(["--decision", "own", "--hostile", str(script)]) == 0
+    assert forced.main(["--decision", "own", "--poisoned", str(script)]) == 0
     assert _said(capsys) == (0.0, "[] __main__")
 
 

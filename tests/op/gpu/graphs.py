@@ -124,7 +124,7 @@ def capture(layers: Layers, beside: Callable[[], None] = lambda: None) -> Captur
 
 
 def live(case: StepCase, found: Found) -> Found:
-    """Cut the token tensors to the live rows, and copy everything."""
+    """Cut the token tensors to the valid rows, and copy everything."""
     cut = {}
     for name, value in found.items():
         if value is not None and name in ("y", "dx", "dprob"):

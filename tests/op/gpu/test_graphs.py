@@ -26,7 +26,7 @@ from tests.support.step import StepCase
 os.environ.setdefault("NVTE_GROUPED_MLP_STANDALONE", "1")
 
 pytestmark = [
-    pytest.mark.usefixtures("fused_switch", "hostile_memory", "device"),
+    pytest.mark.usefixtures("fused_switch", "poisoned_memory", "device"),
     # A parameter is used on several streams here, each waiting for the other.
     pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning"),
 ]
@@ -233,7 +233,7 @@ def test_recompute_needs_less_memory(name: str, device: str) -> None:
     )  # fmt: skip
     held, peak = {}, {}
     for recompute in (False, True):
-        with memory.hostile(None):
+        with memory.poisoned(None):
             held[recompute], peak[recompute] = _memory(case.but(recompute=recompute))
     # A byte for each element in MXFP8 (the copy that dW2 reads), two in bf16.
     kept = case.live * case.ffn * (1 if case.mxfp8 else 2)

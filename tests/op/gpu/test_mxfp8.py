@@ -28,7 +28,7 @@ from tests.support.step import StepCase
 # Read when Transformer Engine is first imported; where its extension is there it has no effect.
 os.environ.setdefault("NVTE_GROUPED_MLP_STANDALONE", "1")
 
-pytestmark = pytest.mark.usefixtures("fused_switch", "hostile_memory", "backend")
+pytestmark = pytest.mark.usefixtures("fused_switch", "poisoned_memory", "backend")
 
 GPU = [pytest.mark.gpu, pytest.mark.sm90, pytest.mark.mxfp8]
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])

@@ -18,7 +18,7 @@ from tests.op.gpu.recorded import Recorded
 from tests.support import step, values_backend
 from tests.support.step import StepCase
 
-pytestmark = pytest.mark.usefixtures("fused_switch", "hostile_memory")
+pytestmark = pytest.mark.usefixtures("fused_switch", "poisoned_memory")
 
 CASE = StepCase(splits=(128, 0, 256), buffer_rows=512, hidden=128, ffn=192, bias=True)
 COPIES = {

@@ -19,7 +19,7 @@ from tests.support.step import StepCase
 os.environ.setdefault("NVTE_GROUPED_MLP_STANDALONE", "1")
 
 pytestmark = [
-    pytest.mark.usefixtures("fused_switch", "hostile_memory", "fresh_dynamo"),
+    pytest.mark.usefixtures("fused_switch", "poisoned_memory", "fresh_dynamo"),
     # What torch says of its own compiler: Functions that it instantiates, TF32 that is off.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),

@@ -177,9 +177,17 @@ def wide_accesses(ptx, kind):
 @pytest.mark.parametrize("form", FORMS)
 def test_compiled_quantization_is_wide_and_keeps_its_registers(form, arch, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    pointers = {"src": "*bf16", "ends": "*i32"} | {name: OUTPUTS[name] for name in FORMS[form]}
-    paired = form.startswith("paired")
-    constants = {**COMMON, "STRIDE": 16, "TWO_D": False, "NAN": False, "PAIRED": paired}
+    pointers = {"src": "*bf16", "group_end_offsets": "*i32"} | {
+        name: OUTPUTS[name] for name in FORMS[form]
+    }
+    gate_linear_interleaved = form.startswith("paired")
+    constants = {
+        **COMMON,
+        "STRIDE": 16,
+        "TWO_D": False,
+        "NAN": False,
+        "INTERLEAVED": gate_linear_interleaved,
+    }
     config = block_scale.QUANTIZE
     kernel = compiled(kernels.quantize_tiles, arch, pointers, constants, config)
     text = kernel.asm["ptx"]
@@ -192,7 +200,7 @@ def test_compiled_quantization_is_wide_and_keeps_its_registers(form, arch, tmp_p
 
 def test_compiled_dequantization_is_wide_and_keeps_its_registers(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    pointers = {"data": "*u8", "scale": "*u8", "ends": "*i32", "out": "*bf16"}
+    pointers = {"data": "*u8", "scale": "*u8", "group_end_offsets": "*i32", "out": "*bf16"}
     constants = {**COMMON, "COLUMN": True}
     config = block_scale.DEQUANTIZE
     kernel = compiled(kernels.dequantize_tiles, 90, pointers, constants, config)
@@ -205,7 +213,7 @@ def test_compiled_dequantization_is_wide_and_keeps_its_registers(tmp_path, monke
 def test_scale_movers_compile_without_spills(column, arch, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     config = block_scale.Config(128, 128, 4)
-    pointers = {"scale": "*u8", "ends": "*i32", "out": "*u8"}
+    pointers = {"scale": "*u8", "group_end_offsets": "*i32", "out": "*u8"}
     constants = {"GROUPS": 8, "COLUMN": column, "INVERSE": False}
     kernel = compiled(kernels.swizzle_tiles, arch, pointers, constants, config)
     assert spilled_bytes(kernel, tmp_path) == 0
@@ -248,19 +256,26 @@ class TestBadInput:
             (ValueError, "src has 1 dimensions", {"src": x.view(-1)}),
             (ValueError, "columns a multiple of 32", {"src": torch.zeros(128, 40)}),
             (ValueError, "column stride 128", {"src": torch.zeros(64, 128).t()}),
-            (TypeError, "ends is torch.int64", {"ends": ends.long()}),
-            (ValueError, "ends has 0 elements", {"ends": ends[:0]}),
+            (TypeError, "group_end_offsets is torch.int64", {"group_end_offsets": ends.long()}),
+            (ValueError, "group_end_offsets has 0 elements", {"group_end_offsets": ends[:0]}),
             (ValueError, "members is 2", {"members": 2}),
-            (ValueError, "members is 3 for 128 rows", {"members": 3, "ends": None}),
+            (ValueError, "members is 3 for 128 rows", {"members": 3, "group_end_offsets": None}),
             (ValueError, "row_scale is None", {"row_data": torch.zeros(128, 64).byte()}),
             (TypeError, "row_values is torch.float32", {"row_values": x}),
             (ValueError, "row_values has 64 elements", {"row_values": values[:1]}),
         ],
     )
     def test_refused_by_name(self, error, words, change):
-        arguments = {"src": self.x, "ends": self.ends, "row_values": self.values, **change}
+        arguments = {
+            "src": self.x,
+            "group_end_offsets": self.ends,
+            "row_values": self.values,
+            **change,
+        }
         with pytest.raises(error, match=re.escape(words)):
-            block_scale.quantize(arguments.pop("src"), arguments.pop("ends"), **arguments)
+            block_scale.quantize(
+                arguments.pop("src"), arguments.pop("group_end_offsets"), **arguments
+            )
 
     def test_dequantize_and_swizzle_refuse_small_buffers(self):
         data, scale = torch.zeros(128 * 64).byte(), torch.zeros(512).byte()

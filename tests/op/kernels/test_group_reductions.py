@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-import te_grouped_mlp.op
+import te_grouped_mlp.op.kernels
 from te_grouped_mlp.op.kernels import group_reductions
 from tests.csrc import naive_mxfp8
 
@@ -24,8 +24,8 @@ def matrix(dtype: torch.dtype = torch.float32, rows: int = LIVE + 9) -> torch.Te
 
 
 @pytest.fixture(autouse=True)
-def _hostile(hostile_memory: None) -> None:
-    del hostile_memory
+def _poisoned(poisoned_memory: None) -> None:
+    del poisoned_memory
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -98,7 +98,7 @@ def test_other_dtypes_are_refused(dtype: torch.dtype) -> None:
 def test_a_gpu_without_triton_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "group_reductions_kernels"
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.delitem(sys.modules, f"te_grouped_mlp.op.{name}", raising=False)
-    monkeypatch.delattr(te_grouped_mlp.op, name, raising=False)
+    monkeypatch.delitem(sys.modules, f"te_grouped_mlp.op.kernels.{name}", raising=False)
+    monkeypatch.delattr(te_grouped_mlp.op.kernels, name, raising=False)
     with pytest.raises(ImportError, match="sums over the rows of CUDA tensors need Triton"):
         group_reductions._triton_kernels.__wrapped__()

@@ -43,7 +43,8 @@ def test_only_what_is_wanted_is_summed(wanted: set[Output], scaled: bool) -> Non
     saved = bias_gradient.to_save(bias, plan)
     assert (saved is not None) is of_scale
     splits = SimpleNamespace(
-        sizes=torch.tensor(SIZES), ends=torch.tensor(SIZES).cumsum(0, dtype=torch.int32)
+        sizes=torch.tensor(SIZES),
+        group_end_offsets=torch.tensor(SIZES).cumsum(0, dtype=torch.int32),
     )
     state: Any = SimpleNamespace(plan=plan, splits=splits, prob=prob, bias2=saved)
     db2, dscale = bias_gradient.of_fc2(state, dy)

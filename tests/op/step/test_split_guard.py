@@ -50,7 +50,7 @@ def _unread(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
     if not request.node.get_closest_marker("gpu"):
         from te_grouped_mlp.op.te import adapter
 
-        monkeypatch.setattr(adapter, "host_splits", lambda sizes, switches: None)
+        monkeypatch.setattr(adapter, "sizes_on_host", lambda sizes, switches: None)
     yield
     split_guard.forget_reports()
 
@@ -84,13 +84,13 @@ def on_devices(cases: Iterator[tuple[str, tuple[Any, ...]]]) -> list[Any]:
     ]
 
 
-def hostile_cases() -> Iterator[tuple[str, tuple[Any, ...]]]:
+def wrong_sizes() -> Iterator[tuple[str, tuple[Any, ...]]]:
     for recipe, case in RECIPES.items():
         for name, sizes in {**HOSTILE, **(UNALIGNED if recipe == "mxfp8" else {})}.items():
             yield f"{recipe}-{name}", (case, sizes)
 
 
-@pytest.mark.parametrize(("case", "sizes", "device"), on_devices(hostile_cases()))
+@pytest.mark.parametrize(("case", "sizes", "device"), on_devices(wrong_sizes()))
 def test_splits_that_do_not_fit_give_nan_and_are_named_by_the_next_call(
     case: StepCase, sizes: tuple[int, ...], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +105,18 @@ def test_splits_that_do_not_fit_give_nan_and_are_named_by_the_next_call(
     # Said once: the step after it is right.
     values = run(case, None, device).values()
     assert not any(value.isnan().any() for value in values if value is not None)
+
+
+def test_the_next_forward_names_them_where_no_backward_follows() -> None:
+    model, inputs = step.make_model(MXFP8), step.make_inputs(MXFP8)
+    good = inputs.split_sizes.clone()
+    with torch.no_grad():
+        inputs.split_sizes.copy_(torch.tensor(UNALIGNED["unaligned"]))
+        step.forward(model, MXFP8, inputs)
+        inputs.split_sizes.copy_(good)
+        with pytest.raises(RuntimeError, match="earlier step split_sizes"):
+            step.forward(model, MXFP8, inputs)
+        step.forward(model, MXFP8, inputs)
 
 
 def test_the_backward_of_a_step_names_its_own_splits() -> None:
@@ -143,7 +155,7 @@ def test_every_result_is_nan(case: StepCase, device: str, monkeypatch: pytest.Mo
 def test_splits_that_fit_give_the_bits_of_a_step_that_read_them(
     case: StepCase, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with memory.hostile(0xFF):
+    with memory.poisoned(0xFF):
         unread = run(case, None, device)
     if device == "cpu":
         monkeypatch.undo()
@@ -156,7 +168,7 @@ def test_splits_that_fit_give_the_bits_of_a_step_that_read_them(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_replayed_graph_with_hostile_splits_and_then_with_good_ones(recipe: str) -> None:
+def test_a_replayed_graph_with_bad_splits_and_then_with_good_ones(recipe: str) -> None:
     case = RECIPES[recipe].but(device="cuda")
     layers = Layers.make(case)
     captured = graphs.capture(layers)

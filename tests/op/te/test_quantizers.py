@@ -19,7 +19,7 @@ from te_grouped_mlp.op.plan import Reason
 from tests.support import prequantized, step
 from tests.support.step import StepCase
 
-pytestmark = pytest.mark.usefixtures("fused_switch", "hostile_memory")
+pytestmark = pytest.mark.usefixtures("fused_switch", "poisoned_memory")
 
 CASE = StepCase(splits=(128, 0, 256), hidden=128, ffn=64, bias=True, scale_bias=True)
 CASES = {

@@ -15,7 +15,7 @@ from tests.support.prequantized import run_prequantized
 from tests.support.step import StepCase
 from tests.support.values_backend import in_use
 
-pytestmark = pytest.mark.usefixtures("fused_switch", "hostile_memory")
+pytestmark = pytest.mark.usefixtures("fused_switch", "poisoned_memory")
 
 SEVERAL = StepCase(splits=(128, 0, 256), hidden=128, ffn=128)
 

@@ -23,7 +23,7 @@ from tests.support.step import StepCase
 __all__ = ["work"]
 
 pytestmark = [
-    pytest.mark.usefixtures("fused_switch", "hostile_memory"),
+    pytest.mark.usefixtures("fused_switch", "poisoned_memory"),
     pytest.mark.filterwarnings("ignore:Quantizer is being updated:UserWarning"),
 ]
 

@@ -95,11 +95,11 @@ def test_gated_activations_double_the_features():
 @pytest.mark.parametrize(
     "dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float8_e4m3fn], ids=str
 )
-def test_hostile_memory_is_filled(dtype):
-    with memory.hostile(0xFF):
+def test_poisoned_memory_is_filled(dtype):
+    with memory.poisoned(0xFF):
         out = memory.empty((3, 5), dtype, "cpu")
         assert (out.view(torch.uint8) == 0xFF).all()
-        with memory.hostile(0x00):
+        with memory.poisoned(0x00):
             assert not memory.empty((4,), dtype, "cpu").view(torch.uint8).any()
         again = memory.empty((4,), dtype, "cpu")
         assert (again.view(torch.uint8) == 0xFF).all()
@@ -108,13 +108,13 @@ def test_hostile_memory_is_filled(dtype):
     assert out.dtype is dtype
 
 
-def test_hostile_memory_ends_with_its_block():
-    with pytest.raises(RuntimeError, match="inside"), memory.hostile(0xFF):
+def test_poisoned_memory_ends_with_its_block():
+    with pytest.raises(RuntimeError, match="inside"), memory.poisoned(0xFF):
         raise RuntimeError("inside")
     assert memory._fill_byte is None
 
 
 @pytest.mark.parametrize("byte", [-1, 256])
-def test_hostile_memory_takes_a_byte(byte):
+def test_poisoned_memory_takes_a_byte(byte):
     with pytest.raises(ValueError, match=f"byte is {byte}; allowed: None or 0 to 255"):
-        memory.hostile(byte).__enter__()
+        memory.poisoned(byte).__enter__()

@@ -29,7 +29,7 @@ from te_grouped_mlp.op.tensors.operands import QuantizedCopy
 
 
 @dataclass(frozen=True)
-class Call:
+class SharedArguments:
     """What all launches of one call share.
 
     Attributes:
@@ -48,7 +48,7 @@ class Call:
 
 
 def glu(
-    call: Call,
+    shared: SharedArguments,
     a: Tokens,
     w: WeightArguments,
     spec: ActivationSpec,
@@ -59,20 +59,20 @@ def glu(
     """Return the keywords of FC1 with a gated activation.
 
     Args:
-        call, a, w, spec: What is multiplied, and the activation.
+        shared, a, w, spec: What is multiplied, and the activation.
         bias: (G, N) bf16 or fp16, contiguous, or None.
         prob: (rows,) fp32 or bf16, or None for one.
     """
     return fitting(
         "glu",
-        call.takes,
-        {**_forward(call, a, w, bias, prob), **_gated(spec, "")},
-        {RUNTIME_OFFSETS: (call.all_rows, False)},
+        shared.takes,
+        {**_forward(shared, a, w, bias, prob), **_gated(spec, "")},
+        {RUNTIME_OFFSETS: (shared.all_rows, False)},
     )
 
 
 def srelu(
-    call: Call,
+    shared: SharedArguments,
     a: Tokens,
     w: WeightArguments,
     spec: ActivationSpec,
@@ -83,9 +83,9 @@ def srelu(
     """Return the keywords of FC1 with a unary activation; as `glu`, but needs probabilities."""
     return fitting(
         "srelu",
-        call.takes,
-        _forward(call, a, w, bias, prob),
-        {RUNTIME_OFFSETS: (call.all_rows, False), **_unary(spec)},
+        shared.takes,
+        _forward(shared, a, w, bias, prob),
+        {RUNTIME_OFFSETS: (shared.all_rows, False), **_unary(spec)},
     )
 
 
@@ -109,25 +109,25 @@ class Derivative:
 
 
 def dglu(
-    call: Call, a: Tokens, w: WeightArguments, spec: ActivationSpec, d: Derivative
+    shared: SharedArguments, a: Tokens, w: WeightArguments, spec: ActivationSpec, d: Derivative
 ) -> dict[str, Any]:
     """Return the keywords of FC2's data gradient through a gated activation."""
     return fitting(
         "dglu",
-        call.takes,
+        shared.takes,
         {
-            **_product(call, a, w),
-            **_quantized_output(call),
+            **_product(shared, a, w),
+            **_quantized_output(shared),
             **_gated(spec, "d"),
             **_derivative(a, d),
-            "beta_tensor": call.alpha,
+            "beta_tensor": shared.alpha,
         },
-        {RUNTIME_OFFSETS: (call.all_rows, False), "deterministic": (d.deterministic, False)},
+        {RUNTIME_OFFSETS: (shared.all_rows, False), "deterministic": (d.deterministic, False)},
     )
 
 
 def dsrelu(
-    call: Call, a: Tokens, w: WeightArguments, spec: ActivationSpec, d: Derivative
+    shared: SharedArguments, a: Tokens, w: WeightArguments, spec: ActivationSpec, d: Derivative
 ) -> dict[str, Any]:
     """Return the keywords of FC2's data gradient through a unary activation.
 
@@ -138,10 +138,10 @@ def dsrelu(
         raise ValueError("prob is None; the unary kernels need fp32 values")
     return fitting(
         "dsrelu",
-        call.takes,
-        {**_product(call, a, w), **_quantized_output(call), **_derivative(a, d)},
+        shared.takes,
+        {**_product(shared, a, w), **_quantized_output(shared), **_derivative(a, d)},
         {
-            RUNTIME_OFFSETS: (call.all_rows, False),
+            RUNTIME_OFFSETS: (shared.all_rows, False),
             # Said either way: left out, the wrapper follows torch's flag and not the plan.
             "deterministic": (d.deterministic, False),
             **_unary(spec),
@@ -150,7 +150,7 @@ def dsrelu(
 
 
 def quant(
-    call: Call,
+    shared: SharedArguments,
     a: Tokens,
     w: WeightArguments,
     out: torch.Tensor,
@@ -161,7 +161,7 @@ def quant(
     """Return the keywords of a plain grouped product.
 
     Args:
-        call, a, w: What is multiplied.
+        shared, a, w: What is multiplied.
         out: (rows, N), contiguous; written in place.
         bias: (G, N), contiguous, or None.
         bias_scale: (rows,) fp32 or bf16 factor of the bias, or None for one. Not a factor of the
@@ -174,9 +174,9 @@ def quant(
         raise ValueError("bias_scale is given without a bias; the kernel would scale the product")
     return fitting(
         "quant",
-        call.takes,
+        shared.takes,
         {
-            **_product(call, a, w),
+            **_product(shared, a, w),
             "bias_tensor": _bias(bias),
             "prob_tensor": _per_row("bias_scale", bias_scale, a.rows),
             "norm_const_tensor": None,
@@ -184,7 +184,7 @@ def quant(
             "d_tensor": as_kernel_matrix(out),
         },
         {
-            RUNTIME_OFFSETS: (call.all_rows, False),
+            RUNTIME_OFFSETS: (shared.all_rows, False),
             # An amax of plain outputs is made, filled and reduced unless it is declined.
             "generate_amax": (False, True),
         },
@@ -193,10 +193,10 @@ def quant(
 
 
 def wgrad(
-    call: Call,
+    shared: SharedArguments,
     dy: QuantizedCopy,
     x: QuantizedCopy,
-    ends: torch.Tensor,
+    group_end_offsets: torch.Tensor,
     target: torch.Tensor,
     *,
     dtype: torch.dtype,
@@ -206,9 +206,9 @@ def wgrad(
     """Return the keywords of the weight gradients.
 
     Args:
-        call: Stream and arguments of the wrapper.
+        shared: Stream and arguments of the wrapper.
         dy, x: Column copies, (rows, N) and (rows, K).
-        ends: int32 (G,).
+        group_end_offsets: int32 (G,).
         target: (G, N, K), contiguous; or int64 (G,), the addresses of (N, K) members.
         dtype: Of the target.
         accumulate: Add to the content.
@@ -219,37 +219,37 @@ def wgrad(
     dense = target.dim() == 3
     return fitting(
         "wgrad",
-        call.takes,
+        shared.takes,
         {
             "a_tensor": dy.data.view(E4M3).t(),
             "b_tensor": x.data.view(E4M3),
             "sfa_tensor": column_scales(dy),
             "sfb_tensor": column_scales(x),
-            "offsets_tensor": ends,
+            "offsets_tensor": group_end_offsets,
             "output_mode": "dense" if dense else "discrete",
             "wgrad_tensor" if dense else "wgrad_ptrs": target,
             "wgrad_dtype": dtype,
             "acc_dtype": torch.float32,
             "sf_vec_size": MXFP8.block,
             "accumulate_on_output": accumulate,
-            **_stream(call),
+            **_stream(shared),
         },
         {"descriptor_workspace": (workspace, None)},
     )
 
 
-def _product(call: Call, a: Tokens, w: WeightArguments) -> dict[str, Any]:
+def _product(shared: SharedArguments, a: Tokens, w: WeightArguments) -> dict[str, Any]:
     return {
         "a_tensor": a.data,
         "sfa_tensor": a.scale,
-        "padded_offsets": a.ends,
-        "alpha_tensor": call.alpha,
+        "padded_offsets": a.group_end_offsets,
+        "alpha_tensor": shared.alpha,
         "acc_dtype": torch.float32,
         "cd_major": "n",
         "sf_vec_size": MXFP8.block,
         "use_dynamic_sched": True,
         **_weights(w),
-        **_stream(call),
+        **_stream(shared),
     }
 
 
@@ -262,20 +262,24 @@ def _weights(w: WeightArguments) -> dict[str, Any]:
     return {"b_ptrs": data, "sfb_ptrs": scale, "n": w.n, "b_dtype": E4M3, "b_major": w.major}
 
 
-def _stream(call: Call) -> dict[str, Any]:
-    return {} if call.stream is None else {"current_stream": call.stream}
+def _stream(shared: SharedArguments) -> dict[str, Any]:
+    return {} if shared.stream is None else {"current_stream": shared.stream}
 
 
-def _quantized_output(call: Call) -> dict[str, Any]:
-    return {"d_dtype": E4M3, "norm_const_tensor": call.norm, "discrete_col_sfd": True}
+def _quantized_output(shared: SharedArguments) -> dict[str, Any]:
+    return {"d_dtype": E4M3, "norm_const_tensor": shared.norm, "discrete_col_sfd": True}
 
 
 def _forward(
-    call: Call, a: Tokens, w: WeightArguments, bias: torch.Tensor | None, prob: torch.Tensor | None
+    shared: SharedArguments,
+    a: Tokens,
+    w: WeightArguments,
+    bias: torch.Tensor | None,
+    prob: torch.Tensor | None,
 ) -> dict[str, Any]:
     return {
-        **_product(call, a, w),
-        **_quantized_output(call),
+        **_product(shared, a, w),
+        **_quantized_output(shared),
         "c_dtype": torch.bfloat16,
         "bias_tensor": _bias(bias),
         "prob_tensor": _per_row("prob", prob, a.rows),
@@ -315,7 +319,7 @@ def _unary(spec: ActivationSpec) -> dict[str, tuple[Any, Any]]:
 
 def _parameters(spec: ActivationSpec) -> dict[str, float]:
     return {
-        name: getattr(spec, each.name) * factor
-        for each in spec.kind.row.parameters
-        for name, factor in each.frontend.items()
+        name: getattr(spec, parameter.name) * factor
+        for parameter in spec.kind.row.parameters
+        for name, factor in parameter.frontend.items()
     }

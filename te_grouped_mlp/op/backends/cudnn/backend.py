@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Blackwell backend: MXFP8 on the grouped-GEMM kernels of the cuDNN frontend.
 
-With PACKED rows every operation is one grouped launch, which ends at the last live row. With BUFFER
-rows (one expert that fills its buffer) the two launches through the activation compute every row,
-and the other products are Transformer Engine's dense one.
+With PACKED rows every operation is one grouped launch, which ends at the last valid row. With
+BUFFER rows (one expert that fills its buffer) the two launches through the activation compute every
+row, and the other products are Transformer Engine's dense one.
 
 Rounding points: products accumulate in fp32; the pre-activation is kept in bf16, but the forward's
 activation is evaluated on the unrounded values; gradients are quantized once, from fp32. The
@@ -34,7 +34,7 @@ from te_grouped_mlp.op.backends.cudnn import (
     te_calls,
     views,
 )
-from te_grouped_mlp.op.backends.cudnn.launch import Launch
+from te_grouped_mlp.op.backends.cudnn.launch import WrapperLaunch
 from te_grouped_mlp.op.layout import Kernel
 from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.tensors.gradients import WgradTarget
@@ -62,19 +62,19 @@ class CudnnBackend:
         if not rows:
             return outputs.no_rows_fc1(plan, x.splits, w, epilogue, device)
 
-        call = Launch(plan, wrappers(spec.is_gated)[0], device)
-        a = views.tokens("x", tokens, x.shape, call.ends(x.splits))
+        launch = WrapperLaunch(plan, wrappers(spec.is_gated)[0], device)
+        a = views.tokens("x", tokens, x.shape, launch.group_end_offsets(x.splits))
         b = views.weights(w)
         bias = _bias(epilogue.bias)
         prob = outputs.probability(epilogue.prob)
         if spec.is_gated:
-            keywords = arguments.glu(call.shared, a, b, spec, bias=bias, prob=prob)
+            keywords = arguments.glu(launch.shared, a, b, spec, bias=bias, prob=prob)
         else:
             # The unary kernels multiply by a probability whatever happens.
-            prob = call.ones(rows) if prob is None else prob
-            keywords = arguments.srelu(call.shared, a, b, spec, bias=bias, prob=prob)
+            prob = launch.ones(rows) if prob is None else prob
+            keywords = arguments.srelu(launch.shared, a, b, spec, bias=bias, prob=prob)
 
-        out = call.run(keywords, keep=b)
+        out = launch.run(keywords, keep=b)
         row = views.quantized_copy(out["d_tensor"], out["sfd_row_tensor"], Axis.ROW)
         column = None
         if epilogue.want_column:
@@ -101,19 +101,19 @@ class CudnnBackend:
             product(_row(a, "a"), w, target)
             outputs.add_bias(target, epilogue)
         else:
-            call = Launch(plan, "quant", out.device)
+            launch = WrapperLaunch(plan, "quant", out.device)
             scale = None if epilogue.bias is None else outputs.probability(epilogue.bias_scale)
-            tokens = views.tokens("a", _row(a, "a"), a.shape, call.ends(a.splits))
+            tokens = views.tokens("a", _row(a, "a"), a.shape, launch.group_end_offsets(a.splits))
             b = views.weights(w)
             keywords = arguments.quant(
-                call.shared,
+                launch.shared,
                 tokens,
                 b,
                 target,
                 bias=_bias(epilogue.bias),
                 bias_scale=scale,
             )
-            call.run(keywords, keep=b)
+            launch.run(keywords, keep=b)
         if target is not out:
             out.copy_(target)
         if epilogue.zero_tail and not plan.call.rows_are_full:
@@ -138,19 +138,19 @@ class CudnnBackend:
         if not rows:
             return outputs.no_rows_dact(plan, dy.splits, w, epilogue, device)
 
-        call = Launch(plan, wrappers(spec.is_gated)[1], device)
+        launch = WrapperLaunch(plan, wrappers(spec.is_gated)[1], device)
         prob = None if epilogue.prob is None else alignment.readable(epilogue.prob.float())
         dprob = None
         if epilogue.want_dprob or not spec.is_gated:
-            # The kernel adds to what it finds, and leaves the rows past the live ones.
+            # The kernel adds to what it finds, and leaves the rows past the valid ones.
             dprob = torch.zeros(rows, dtype=torch.float32, device=device)
         if not spec.is_gated and prob is None:
-            prob = call.ones(rows)
+            prob = launch.ones(rows)
         b = views.weights(w)
         build = arguments.dglu if spec.is_gated else arguments.dsrelu
         keywords = build(
-            call.shared,
-            views.tokens("dy", tokens, dy.shape, call.ends(dy.splits)),
+            launch.shared,
+            views.tokens("dy", tokens, dy.shape, launch.group_end_offsets(dy.splits)),
             b,
             spec,
             arguments.Derivative(
@@ -162,7 +162,7 @@ class CudnnBackend:
             ),
         )
 
-        out = call.run(keywords, keep=b)
+        out = launch.run(keywords, keep=b)
         return _dact_result(plan, dy.splits, epilogue, out, dprob)
 
     def wgrad(
@@ -205,24 +205,24 @@ def _grouped_wgrad(
     written: list[torch.Tensor],
 ) -> None:
     device = written[0].device
-    call = Launch(plan, "wgrad", device)
-    ends = call.ends(dy.splits)
+    launch = WrapperLaunch(plan, "wgrad", device)
+    group_end_offsets = launch.group_end_offsets(dy.splits)
     stacked = None
     # A wrapper without a workspace of ours builds a kernel for every address of a stacked target.
-    if isinstance(target.out, torch.Tensor) and "descriptor_workspace" in call.shared.takes:
+    if isinstance(target.out, torch.Tensor) and "descriptor_workspace" in launch.shared.takes:
         stacked = target.out if alignment.readable(target.out) is target.out else None
     mode = "discrete" if stacked is None else "dense"
-    call.run(
+    launch.run(
         arguments.wgrad(
-            call.shared,
+            launch.shared,
             _column(dy, "dy"),
             _column(x, "x"),
-            ends,
+            group_end_offsets,
             te_calls.addresses(written, device) if stacked is None else stacked,
             dtype=written[0].dtype,
             accumulate=target.accumulate,
             workspace=streams.wgrad_workspace(
-                kernel, plan.layout.num_groups, mode, device, call.at
+                kernel, plan.layout.num_groups, mode, device, launch.at
             ),
         )
     )
@@ -240,10 +240,10 @@ def _dact_result(
     if epilogue.want_column:
         column = views.quantized_copy(out["d_col_tensor"], out["sfd_col_tensor"], Axis.COLUMN)
     if epilogue.want_activated:
-        made = views.quantized_copy(
+        activated_copy = views.quantized_copy(
             out["d_srelu_tensor"], out["sfd_col_d_srelu_tensor"], Axis.COLUMN
         )
-        activated = outputs.operand(plan, splits, None, made)
+        activated = outputs.operand(plan, splits, None, activated_copy)
     if epilogue.want_bias_grad:
         bias_grad = out["dbias_tensor"].squeeze(-1).float()
     return DactResult(

@@ -14,13 +14,13 @@ from te_grouped_mlp.op.plan import Plan
 from te_grouped_mlp.op.tensors.operands import Splits
 
 
-class Launch:
+class WrapperLaunch:
     """A launch in the making; `run` queues it."""
 
     def __init__(self, plan: Plan, wrapper: str, device: torch.device) -> None:
         self._plan, self._wrapper, self._device = plan, wrapper, device
         self.at = streams.lane(device)
-        self.shared = arguments.Call(
+        self.shared = arguments.SharedArguments(
             takes=signatures.takes(wrapper),
             stream=self.at.handle,
             all_rows=plan.layout.use_dense_single_group,
@@ -32,9 +32,9 @@ class Launch:
         """Return fp32 ones (count,), to be read only."""
         return streams.ones(count, self._device, self.at)
 
-    def ends(self, splits: Splits) -> torch.Tensor:
+    def group_end_offsets(self, splits: Splits) -> torch.Tensor:
         """Return the checked end rows of the experts."""
-        checks.split_sizes(splits.host, self._plan.layout.buffer_rows)
+        checks.split_sizes(splits.sizes_on_host, self._plan.layout.buffer_rows)
         return alignment.readable(checks.end_offsets(splits, self._plan.layout.num_groups))
 
     def run(self, keywords: dict[str, Any], keep: object = None) -> Mapping[str, Any]:
@@ -45,6 +45,6 @@ class Launch:
             keep: What holds memory that the keywords know by address alone. It must live until the
                 launch is queued: the wrapper allocates, and would be given that memory.
         """
-        found = streams.launch(self._wrapper, self._device, self.at, keywords)
+        outputs = streams.launch(self._wrapper, self._device, self.at, keywords)
         del keep
-        return found
+        return outputs

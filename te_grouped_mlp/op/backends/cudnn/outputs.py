@@ -90,11 +90,11 @@ def add_bias(out: torch.Tensor, epilogue: GemmEpilogue) -> None:
 
 
 def zero_tail(out: torch.Tensor, splits: Splits) -> None:
-    """Write zeros to the rows past the live ones; reads their number where it lies."""
+    """Write zeros to the rows past the valid ones; reads their number where it lies."""
     if out.device.type == "cpu":
-        out[int(splits.ends[-1]) :] = 0
+        out[int(splits.group_end_offsets[-1]) :] = 0
         return
     # Imported where it is used: Triton is not there without a GPU.
     from te_grouped_mlp.op.backends.cudnn.kernels.zero_tail import zero_tail as launch
 
-    launch(out, splits.ends)
+    launch(out, splits.group_end_offsets)

@@ -33,12 +33,12 @@ class Tokens:
     Attributes:
         data: E4M3 (rows, K, 1), strides (K, 1, rows * K).
         scale: E8M0, the six-dimensional view of row scales.
-        ends: int32 (G,), end rows of the experts.
+        group_end_offsets: int32 (G,), end rows of the experts.
     """
 
     data: torch.Tensor
     scale: torch.Tensor
-    ends: torch.Tensor
+    group_end_offsets: torch.Tensor
 
     @property
     def rows(self) -> int:
@@ -48,7 +48,7 @@ class Tokens:
     @property
     def groups(self) -> int:
         """Number of experts."""
-        return int(self.ends.numel())
+        return int(self.group_end_offsets.numel())
 
 
 @dataclass(frozen=True)
@@ -60,17 +60,19 @@ class WeightArguments:
         major: "k" if the contracted columns lie together in memory, else "n".
         stacked: E4M3 (N, K, G) and the six-dimensional view of its scales; or None.
         tables: int64 (G,) addresses of the data and of the scales; or None.
-        kept: Memory that the tables point at; this object must live until the launch is queued.
+        owners: Memory that the tables point at; this object must live until the launch is queued.
     """
 
     n: int
     major: str
     stacked: tuple[torch.Tensor, torch.Tensor] | None = None
     tables: tuple[torch.Tensor, torch.Tensor] | None = None
-    kept: tuple[Any, ...] = ()
+    owners: tuple[Any, ...] = ()
 
 
-def tokens(name: str, copy: QuantizedCopy, shape: tuple[int, int], ends: torch.Tensor) -> Tokens:
+def tokens(
+    name: str, copy: QuantizedCopy, shape: tuple[int, int], group_end_offsets: torch.Tensor
+) -> Tokens:
     """View the row copy of a token operand.
 
     Raises:
@@ -80,7 +82,7 @@ def tokens(name: str, copy: QuantizedCopy, shape: tuple[int, int], ends: torch.T
     checks.packed_scales(name, copy, shape)
     data = as_kernel_matrix(copy.data.view(E4M3))
     scale = to_kernel_view(copy.scale.view(E8M0), shape[0], -(-shape[1] // MXFP8.block))
-    return Tokens(data, scale, ends)
+    return Tokens(data, scale, group_end_offsets)
 
 
 def weights(w: WeightOperand) -> WeightArguments:
@@ -108,16 +110,16 @@ def weights(w: WeightOperand) -> WeightArguments:
         if data is None or scales is None:
             parts = _readable(w.scale)
             tables = te_calls.addresses(w.data, device), te_calls.addresses(parts, device)
-            return WeightArguments(n, major, tables=tables, kept=(w.data, parts))
+            return WeightArguments(n, major, tables=tables, owners=(w.data, parts))
         scales = alignment.readable(scales)
     else:
         *both, scales = te_calls.swizzled_tables(w, device)
         if data is None:
-            return WeightArguments(n, major, tables=(both[0], both[1]), kept=(w.data, scales))
+            return WeightArguments(n, major, tables=(both[0], both[1]), owners=(w.data, scales))
     view = to_kernel_view(scales.view(-1).view(E8M0), n, -(-k // MXFP8.block), w.num_groups)
     order = (1, 2, 0) if forward else (2, 1, 0)
     matrices = data.view(E4M3).view(w.num_groups, *w.shape).permute(order)
-    return WeightArguments(n, major, stacked=(matrices, view), kept=(scales,))
+    return WeightArguments(n, major, stacked=(matrices, view), owners=(scales,))
 
 
 def _readable(scales: Experts) -> Experts:

@@ -26,7 +26,11 @@ _ALIGN = 16
 
 def int32_offsets(splits: Splits) -> torch.Tensor:
     """Return the row offsets with a leading zero, int32 (G + 1,); never synchronises."""
-    return splits.offsets.to(torch.int32) if splits.starts is None else splits.starts
+    return (
+        splits.group_offsets.to(torch.int32)
+        if splits.group_offsets_int32 is None
+        else splits.group_offsets_int32
+    )
 
 
 def rows_of(operand: GroupedOperand, axis: Axis, name: str) -> torch.Tensor:
@@ -34,7 +38,7 @@ def rows_of(operand: GroupedOperand, axis: Axis, name: str) -> torch.Tensor:
 
     Args:
         operand: Unquantized: its values, copied only if they are not aligned. Block-scaled: the
-            values of the copy of `axis`; of bytes, a new tensor, unwritten past the live rows.
+            values of the copy of `axis`; of bytes, a new tensor, unwritten past the valid rows.
         axis: Which copy.
         name: Of the operand, for messages.
 
@@ -61,7 +65,7 @@ def _values_of(copy: QuantizedCopy, operand: GroupedOperand) -> torch.Tensor:
     values = memory.empty(operand.shape, torch.bfloat16, copy.data.device)
     if values.numel():
         block_scale.dequantize(
-            copy.data, copy.scale, operand.splits.ends, values,
+            copy.data, copy.scale, operand.splits.group_end_offsets, values,
             axis_column=copy.axis is Axis.COLUMN, swizzled=copy.swizzled,
         )  # fmt: skip
     return values

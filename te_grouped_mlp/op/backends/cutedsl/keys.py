@@ -29,7 +29,7 @@ class KernelKey:
         activated: FC2's input is made anew.
         out: Type of a weight gradient.
         accumulate: A weight gradient is added to.
-        odd: FC2's input and the gradient of FC1's output are stored rounded to odd, since they are
+        round_to_odd: FC2's input and the gradient of FC1's output are stored so, since they are
             quantized next.
         reversed_experts: The experts' matrices, read or written, lie with the last one first.
     """
@@ -45,7 +45,7 @@ class KernelKey:
     activated: bool = False
     out: DType = DType.BFLOAT16
     accumulate: bool = False
-    odd: bool = False
+    round_to_odd: bool = False
     reversed_experts: bool = False
 
 
@@ -62,7 +62,7 @@ def fc1_act(
     tile = choose(Op.FC1_ACT, arch, n=n, k=k, bias=bias)
     return KernelKey(
         Op.FC1_ACT, arch, tile, _reduced(problem.activation),
-        bias=bias, scale=scale, pre_activation=pre, odd=_requantizes(problem),
+        bias=bias, scale=scale, pre_activation=pre, round_to_odd=_requantizes(problem),
         reversed_experts=reversed_experts,
     )  # fmt: skip
 
@@ -100,7 +100,7 @@ def dact_dgrad(
     tile = choose(Op.DACT_DGRAD, arch, n=n, k=k)
     return KernelKey(
         Op.DACT_DGRAD, arch, tile, _reduced(problem.activation),
-        scale=scale, dprob=dprob, activated=activated, odd=_requantizes(problem),
+        scale=scale, dprob=dprob, activated=activated, round_to_odd=_requantizes(problem),
         reversed_experts=reversed_experts,
     )  # fmt: skip
 
@@ -162,7 +162,7 @@ def _requantizes(problem: Problem) -> bool:
 def _reduced(spec: ActivationSpec) -> ActivationSpec:
     """Drop the parameters that the kind does not use, so that keys coincide."""
     used = spec.kind.row.parameters
-    values: dict[str, Any] = {each.name: getattr(spec, each.name) for each in used}
+    values: dict[str, Any] = {parameter.name: getattr(spec, parameter.name) for parameter in used}
     return ActivationSpec(spec.kind, spec.interleave, **values)
 
 

@@ -62,14 +62,14 @@ class Launcher:
         b: torch.Tensor,
         d: torch.Tensor | None,
         c: torch.Tensor | None,
-        offsets: torch.Tensor,
+        group_offsets_int32: torch.Tensor,
         **epilogue: torch.Tensor | None,
     ) -> None:
         """Launch.
 
         Args:
             a, b, d, c: Operands, as the kernel's module says.
-            offsets: int32 (G + 1,) row offsets.
+            group_offsets_int32: int32 (G + 1,) row offsets.
             **epilogue: Tensors of the epilogue, exactly those that the key announces.
 
         Raises:
@@ -79,7 +79,11 @@ class Launcher:
         if not self._allowed.issuperset(epilogue):
             unknown = sorted(epilogue.keys() - self._allowed)
             raise TypeError(f"{self.key.op.value} got {unknown}; allowed: {self._names}")
-        lengths = (None, offsets, None, None) if self._over_k else (offsets, None, None, None)
+        lengths = (
+            (None, group_offsets_int32, None, None)
+            if self._over_k
+            else (group_offsets_int32, None, None, None)
+        )
         arguments = tuple(map(epilogue.get, self._names))
         self._function(a, b, d, c, arguments, self._scheduler, lengths, None, None)
 
@@ -98,13 +102,13 @@ def launcher_of(
     Keys are large; making and hashing one for every launch would cost more than the launch.
     """
     short = (id(problem), device, make, *what)
-    found = _by_problem.get(short)
-    if found is None:
+    entry = _by_problem.get(short)
+    if entry is None:
         if len(_by_problem) > _LAUNCHERS_KEPT:
             _by_problem.clear()
         # The problem is kept, so that nothing else can get its identity.
-        found = _by_problem[short] = (problem, launcher(make(problem, *what), device))
-    return found[1]
+        entry = _by_problem[short] = (problem, launcher(make(problem, *what), device))
+    return entry[1]
 
 
 def prepare(problem: Problem, prob: DType | None, reversed_experts: bool = False) -> None:
@@ -147,7 +151,7 @@ def reduce_row_partials(
         group_end_offsets: int32 (G,), inclusive prefix sums of the experts' rows.
 
     Returns:
-        fp32 (rows,), new; zero past the live rows.
+        fp32 (rows,), new; zero past the valid rows.
     """
     out = memory.empty((row_partials.shape[0],), torch.float32, row_partials.device)
     _row_kernel(Op.REDUCE_ROW_PARTIALS)(row_partials, group_end_offsets, out)
@@ -155,7 +159,7 @@ def reduce_row_partials(
 
 
 def zero_tail(out: torch.Tensor, group_end_offsets: torch.Tensor) -> None:
-    """Write zeros to the rows of `out` (rows, N) bf16, row-major, N even, past the live ones."""
+    """Write zeros to the rows of `out` (rows, N) bf16, row-major, N even, past the valid ones."""
     _row_kernel(Op.ZERO_TAIL)(out, group_end_offsets)
 
 

@@ -36,13 +36,12 @@ def _maker(fake_cuda: Any) -> tuple[Any, dict[str, frozenset[str]]]:
     from te_grouped_mlp.emulator.launches import Maker
     from te_grouped_mlp.op import environment, packages
     from te_grouped_mlp.op.backends.cudnn import signatures, streams
-    from te_grouped_mlp.op.backends.cudnn.backend import CudnnBackend
 
     # As on a GPU, the wrappers are told the stream.
     streams.lane = lambda _: streams.Lane(fake_cuda.STREAM)
     wrappers = {name: signatures.takes(name) for name in packages.WRAPPERS}
     with environment.override(sm=(10, 0), wrappers=wrappers, emulated=True):
-        return Maker(CudnnBackend(), environment.current()), wrappers
+        return Maker(environment.current()), wrappers
 
 
 def _run(maker: Any, case: Any, fault: str, launches: list[Launch]) -> Result:

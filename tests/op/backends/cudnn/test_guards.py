@@ -28,7 +28,7 @@ from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.tensors.operands import Axis, GroupedOperand, WeightOperand
 from tests.op.backends.cudnn import operands
 from tests.op.backends.cudnn.facts import call, problem
-from tests.op.backends.cudnn.simulated import HOST, environment_of, simulation
+from tests.op.backends.cudnn.simulated import environment_of, simulation
 from tests.support.frontend_stand_in import StandIn
 
 ROWS, H, FFN, GROUPS = 1024, 512, 256, 4
@@ -67,7 +67,10 @@ class Step:
 
     def _plan(self) -> Plan:
         found = capability.plan(
-            problem(self.kind, device="cpu"), call(), environment_of(self.frontend), HOST
+            problem(self.kind, device="cpu"),
+            call(),
+            environment_of(self.frontend),
+            capability.EMULATED,
         )
         assert isinstance(found, Plan)
         return found
@@ -137,7 +140,7 @@ def test_splits_on_the_device_are_not_looked_at(a_step: Step) -> None:
     """Reading them would synchronise; NVTE_GROUPED_MLP_CHECK=1 reads them once, for `host`."""
     sizes = operands.splits(128, 384, 256, 256).sizes
     checks.split_sizes(None, ROWS)
-    a_step.splits = dataclasses.replace(a_step.splits, sizes=sizes, host=None)
+    a_step.splits = dataclasses.replace(a_step.splits, sizes=sizes, sizes_on_host=None)
     a_step.x = a_step.tokens(H)
     a_step.fc1()
 
@@ -151,12 +154,17 @@ OFFSETS = {
 
 @pytest.mark.parametrize("change", OFFSETS)
 def test_offsets_of_another_kind(a_step: Step, change: str) -> None:
-    ends = OFFSETS[change](a_step.splits.ends)
-    a_step.splits = dataclasses.replace(a_step.splits, ends=ends)
+    ends = OFFSETS[change](a_step.splits.group_end_offsets)
+    a_step.splits = dataclasses.replace(a_step.splits, group_end_offsets=ends)
     for name, cols in (("x", H), ("mid", FFN), ("dy", H)):
         setattr(a_step, name, a_step.tokens(cols))
     refused(
-        a_step, a_step.fc1, a_step.fc2, a_step.dact, a_step.wgrad, match=r"splits.ends is torch.int"
+        a_step,
+        a_step.fc1,
+        a_step.fc2,
+        a_step.dact,
+        a_step.wgrad,
+        match=r"splits.group_end_offsets is torch.int",
     )
 
 
@@ -257,9 +265,9 @@ def derivative(**changes: Any) -> arguments.Derivative:
     "bad", [torch.ones(ROWS).bfloat16(), torch.ones(ROWS - 1), torch.ones(2 * ROWS)[::2]]
 )
 def test_the_builder_takes_fp32_per_row_only(a_step: Step, name: str, bad: torch.Tensor) -> None:
-    shared = arguments.Call(frozenset(), None, False, torch.ones(GROUPS), torch.ones(1))
+    shared = arguments.SharedArguments(frozenset(), None, False, torch.ones(GROUPS), torch.ones(1))
     assert a_step.dy.row is not None
-    tokens = views.tokens("dy", a_step.dy.row, (ROWS, H), a_step.splits.ends)
+    tokens = views.tokens("dy", a_step.dy.row, (ROWS, H), a_step.splits.group_end_offsets)
     experts = views.weights(a_step.w2_back)
     spec = a_step.plan.problem.activation
     build = arguments.dglu if spec.is_gated else arguments.dsrelu
@@ -274,9 +282,9 @@ def test_a_bias_scale_without_a_bias_would_scale_the_product(a_step: Step) -> No
     )
     ((_, given),) = a_step.frontend.calls
     assert given["prob_tensor"] is None
-    shared = arguments.Call(frozenset(), None, False, torch.ones(GROUPS), torch.ones(1))
+    shared = arguments.SharedArguments(frozenset(), None, False, torch.ones(GROUPS), torch.ones(1))
     assert a_step.mid.row is not None
-    tokens = views.tokens("a", a_step.mid.row, (ROWS, FFN), a_step.splits.ends)
+    tokens = views.tokens("a", a_step.mid.row, (ROWS, FFN), a_step.splits.group_end_offsets)
     with pytest.raises(ValueError, match="bias_scale is given without a bias"):
         arguments.quant(
             shared, tokens, views.weights(a_step.w2), a_step.out,
@@ -291,9 +299,9 @@ def test_unary_kernels_get_probabilities_whatever_happens(frontend: StandIn) -> 
     step.dact()
     for _, given in frontend.calls:
         assert torch.equal(given["prob_tensor"].flatten(), torch.ones(ROWS))
-    shared = arguments.Call(frozenset(), None, False, torch.ones(GROUPS), torch.ones(1))
+    shared = arguments.SharedArguments(frozenset(), None, False, torch.ones(GROUPS), torch.ones(1))
     assert step.dy.row is not None
-    tokens = views.tokens("dy", step.dy.row, (ROWS, H), step.splits.ends)
+    tokens = views.tokens("dy", step.dy.row, (ROWS, H), step.splits.group_end_offsets)
     experts, spec = views.weights(step.w2_back), step.plan.problem.activation
     with pytest.raises(ValueError, match="prob is None"):
         arguments.dsrelu(shared, tokens, experts, spec, derivative(prob=None))
@@ -354,7 +362,9 @@ def test_memory_that_begins_anywhere_gives_the_same(
     expected = results(a_step)
     for name in ("prob", "pre", "out"):
         setattr(a_step, name, misaligned(getattr(a_step, name)))
-    splits = dataclasses.replace(a_step.splits, ends=misaligned(a_step.splits.ends))
+    splits = dataclasses.replace(
+        a_step.splits, group_end_offsets=misaligned(a_step.splits.group_end_offsets)
+    )
     for name in ("x", "mid", "dy"):
         operand = getattr(a_step, name)
         row, column = (

@@ -97,11 +97,13 @@ def copy_splits(source: Splits, target: Splits) -> None:
 
 
 def state_of(case: Case, *, discrete: bool = False, tail: float = float("nan")) -> State:
-    """Copy a case's inputs to the GPU; rows past the live ones hold `tail`."""
+    """Copy a case's inputs to the GPU; rows past the valid ones hold `tail`."""
     given, plan = cases.inputs(case), plan_of(case)
     host = cases.splits_of(case.splits)
-    offsets = host.offsets.cuda()
-    splits = Splits(host.sizes.cuda(), host.ends.cuda(), offsets, {}, None, offsets.int())
+    offsets = host.group_offsets.cuda()
+    splits = Splits(
+        host.sizes.cuda(), host.group_end_offsets.cuda(), offsets, {}, None, offsets.int()
+    )
 
     def rows(parts: list[torch.Tensor]) -> torch.Tensor:
         live = torch.cat(parts)

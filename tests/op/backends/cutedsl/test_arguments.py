@@ -189,8 +189,8 @@ def test_int32_offsets_are_those_of_the_splits():
     offsets = torch.tensor([0, 3, 7])
     splits = Splits(offsets.diff(), offsets[1:].int(), offsets, {}, None)
     assert torch.equal(arguments.int32_offsets(splits), offsets.int())
-    given = dataclasses.replace(splits, starts=offsets.int())
-    assert arguments.int32_offsets(given) is given.starts
+    given = dataclasses.replace(splits, group_offsets_int32=offsets.int())
+    assert arguments.int32_offsets(given) is given.group_offsets_int32
 
 
 def operands():

@@ -99,7 +99,7 @@ def test_nothing_that_chooses_or_keys_a_kernel_knows_a_token_count():
         assert names.isdisjoint({"rows", "tokens", "call", "splits", "plan"})
     assert {field.name for field in dataclasses.fields(keys.KernelKey)} == {
         "op", "arch", "tile", "spec", "bias", "scale", "pre_activation", "dprob", "activated",
-        "out", "accumulate", "odd", "reversed_experts",
+        "out", "accumulate", "round_to_odd", "reversed_experts",
     }  # fmt: skip
 
 

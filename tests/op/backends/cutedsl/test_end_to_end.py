@@ -27,7 +27,7 @@ os.environ.setdefault("NVTE_GROUPED_MLP_STANDALONE", "1")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.sm90,
-    pytest.mark.usefixtures("fused_switch", "hostile_memory"),
+    pytest.mark.usefixtures("fused_switch", "poisoned_memory"),
 ]
 
 # Three products in a row with bf16 between them; a clamp's derivative jumps with the last bit.

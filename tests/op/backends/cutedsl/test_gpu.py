@@ -96,7 +96,7 @@ def assert_close(case, got, want):
 @pytest.mark.parametrize("activation", SPECS)
 def test_every_activation_and_bias(activation, bias):
     case = case_of(SPECS[activation], accumulate=True, **BIASES[bias])
-    with memory.hostile(0xFF):
+    with memory.poisoned(0xFF):
         got = gpu_step.run(case, gpu_step.state_of(case))
     assert_close(case, got, cases.expected(case))
     for name in LIVE:
@@ -110,7 +110,7 @@ def test_every_activation_and_bias(activation, bias):
 )
 def test_splits(splits):
     case = case_of(SPECS["swiglu"], splits, accumulate=False)
-    with memory.hostile(0xFF):
+    with memory.poisoned(0xFF):
         got = gpu_step.run(case, gpu_step.state_of(case))
     assert_close(case, got, cases.expected(case))
     for index, size in enumerate(splits):
@@ -122,7 +122,7 @@ def test_splits(splits):
 @pytest.mark.parametrize("rows", [0, 256])
 def test_no_live_rows(rows):
     case = case_of(SPECS["swiglu"], (0, 0, 0), rows, accumulate=True)
-    with memory.hostile(0xFF):
+    with memory.poisoned(0xFF):
         state = gpu_step.state_of(case)
         got = gpu_step.run(case, state)
     assert got["y"].shape == (rows, case.hidden)
@@ -177,7 +177,7 @@ def test_padding_and_fresh_memory_are_invisible(activation):
     for extra in (128, 384):
         for tail in (0.0, float("nan"), float("inf"), 3.0, 1e30):
             case = case_of(SPECS[activation], extra=extra, accumulate=True)
-            with memory.hostile(0xFF):
+            with memory.poisoned(0xFF):
                 got = gpu_step.run(case, gpu_step.state_of(case, tail=tail))
             for name in OUTPUTS:
                 live = slice(case.live) if name in LIVE else slice(None)

@@ -90,8 +90,8 @@ def numbered(experts, rows, cols, *, reversed_experts, gap=64):
 
 
 def one_hot(state, cols):
-    """Tokens with a one in another column each, and NaN past the live rows."""
-    rows, live = state.x.shape[0], int(state.x.splits.ends[-1])
+    """Tokens with a one in another column each, and NaN past the valid rows."""
+    rows, live = state.x.shape[0], int(state.x.splits.group_end_offsets[-1])
     values = torch.zeros(rows, cols)
     values[torch.arange(rows), torch.arange(rows) * 7 % cols] = 1.0
     values[live:] = float("nan")
@@ -100,7 +100,7 @@ def one_hot(state, cols):
 
 
 def assert_numbers(case, got, factor=1.0):
-    """Every live row holds the number of its expert, times `factor`."""
+    """Every valid row holds the number of its expert, times `factor`."""
     numbers = torch.arange(1.0, len(case.splits) + 1)
     want = numbers.repeat_interleave(torch.tensor(case.splits))[:, None] * factor
     live = got[: case.live].double().cpu()
@@ -121,7 +121,7 @@ def test_fc1_act(activation, experts, order):
     state = gpu_step.state_of(case)
     w = numbered(experts, case.wide, HIDDEN, reversed_experts=ORDERS[order])
     epilogue = Fc1Epilogue(None, state.prob, True, True)
-    with memory.hostile(0xFF):
+    with memory.poisoned(0xFF):
         result = gpu_step.BACKEND.fc1_act(state.plan, one_hot(state, HIDDEN), w, epilogue)
     assert_numbers(case, result.pre_activation)
 
@@ -150,7 +150,7 @@ def test_dact_dgrad_gated(experts, order):
     w = numbered(experts, HIDDEN, FFN, reversed_experts=ORDERS[order])
     pre = torch.tensor([0.0, 1.0]).repeat(case.rows, FFN).bfloat16().cuda()
     epilogue = DactEpilogue(None, False, False, True)
-    with memory.hostile(0xFF):
+    with memory.poisoned(0xFF):
         found = gpu_step.BACKEND.dact_dgrad(state.plan, one_hot(state, HIDDEN), w, pre, epilogue)
     assert_numbers(case, found.grad.plain[:, 0::2], 0.5)
     assert not found.grad.plain[: case.live, 1::2].any()
@@ -165,7 +165,7 @@ def test_dact_dgrad_unary(experts, order):
     pre = torch.full((case.rows, FFN), 0.5).bfloat16().cuda()
     ones = torch.ones(case.rows, device="cuda")
     epilogue = DactEpilogue(ones, True, False, True)
-    with memory.hostile(0xFF):
+    with memory.poisoned(0xFF):
         found = gpu_step.BACKEND.dact_dgrad(state.plan, one_hot(state, HIDDEN), w, pre, epilogue)
     assert_numbers(case, found.grad.plain)
     assert_numbers(case, found.dprob[:, None], FFN / 4)
@@ -227,7 +227,7 @@ def test_a_step_has_the_same_bits_in_every_order(activation, accumulate, first, 
         return dataclasses.replace(w, data=members)
 
     other = dataclasses.replace(state, w1=moved(state.w1, first), w2=moved(state.w2, second))
-    with memory.hostile(0xFF):
+    with memory.poisoned(0xFF):
         got = gpu_step.run(case, other, reversed_experts=ORDERS[grads])
     for name in ("y", "dx", "dprob"):
         assert torch.equal(got[name][: case.live], want[name][: case.live]), name

@@ -131,7 +131,7 @@ class Case:
 
 @dataclass
 class Inputs:
-    """Live rows only, one entry per group, each from a generator of its own."""
+    """Valid rows only, one entry per group, each from a generator of its own."""
 
     groups: list[naive.Group]
     main1: torch.Tensor
@@ -247,8 +247,8 @@ def weight_operand(
 
 
 def run(backend: Any, case: Case, plan: Plan | None = None, byte: int | None = 0xFF) -> dict:
-    """One step through the backend's operations over hostile memory; every output by name."""
-    with memory.hostile(byte):
+    """One step through the backend's operations over poisoned memory; every output by name."""
+    with memory.poisoned(byte):
         return _run(backend, case, plan or case.plan(), inputs(case))
 
 
@@ -309,7 +309,7 @@ def _per_row(case: Case, parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def expected(case: Case, *, dense: bool = False) -> dict:
-    """The live rows of every output, and the whole weight and bias gradients, by `naive`.
+    """The valid rows of every output, and the whole weight and bias gradients, by `naive`.
 
     Args:
         case: The case; a dense one has a single group.
@@ -338,7 +338,7 @@ def expected(case: Case, *, dense: bool = False) -> dict:
 
 
 def assert_same(got: dict, want: dict, live: int) -> None:
-    """Compare live rows and whole gradients bitwise; NaN equals NaN."""
+    """Compare valid rows and whole gradients bitwise; NaN equals NaN."""
     for name in ROWS + WHOLE:
         if got[name] is None:
             continue

@@ -306,7 +306,7 @@ def test_bad_splits_are_named(sizes, message):
     case = Case(ACTIVATIONS["srelu"], (128, 128), 256)
     plan, groups = case.plan(), inputs(case).groups
     x = token_operand(case, plan.layout, [g.x for g in groups])
-    x = dataclasses.replace(x, splits=dataclasses.replace(x.splits, host=sizes))
+    x = dataclasses.replace(x, splits=dataclasses.replace(x.splits, sizes_on_host=sizes))
     w = weight_operand(case, [g.w1 for g in groups], Axis.ROW)
     out = torch.full((256, case.wide), 5.0)
     with pytest.raises(ValueError, match=message):
@@ -320,7 +320,10 @@ def test_splits_that_only_the_device_knows_are_read():
     x = token_operand(case, plan.layout, [g.x for g in groups])
     w = weight_operand(case, [g.w1 for g in groups], Axis.ROW)
     outs = []
-    for operand in (x, dataclasses.replace(x, splits=dataclasses.replace(x.splits, host=None))):
+    for operand in (
+        x,
+        dataclasses.replace(x, splits=dataclasses.replace(x.splits, sizes_on_host=None)),
+    ):
         outs.append(torch.full((256, case.wide), 5.0))
         BACKEND.gemm(plan, Kernel.FC2_FORWARD, operand, w, outs[-1], GemmEpilogue())
     assert torch.equal(*outs)

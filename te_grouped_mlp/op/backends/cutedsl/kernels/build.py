@@ -34,7 +34,7 @@ def build(key: KernelKey) -> Any:
     width = key.spec.interleave if gated else None
     traits = {
         "spec": key.spec,
-        "odd": key.odd,
+        "round_to_odd": key.round_to_odd,
         "pair_width": width,
         "EpilogueArguments": cls.EpilogueArguments,
     }

@@ -10,8 +10,8 @@
 
 Per row, dprob = sum_j G_j act(h_j) with G the unrounded fp32 accumulator. A thread sums its columns
 in order, four lanes join by shuffles, and one lane stores one partial: no atomics, and the order
-depends on the tile only. `reduce_row_partials` adds a row's partials in order. With `odd`, D and
-activated are rounded to odd.
+depends on the tile only. `reduce_row_partials` adds a row's partials in order. With `round_to_odd`,
+D and activated are rounded so.
 """
 
 from typing import NamedTuple
@@ -71,7 +71,7 @@ class DactGated(Epilogue):
                 g = g * prob[i]
             grads[2 * i] = g * d_gate
             grads[2 * i + 1] = g * d_linear
-        if const_expr(self.odd):
+        if const_expr(self.round_to_odd):
             round_to_odd(grads)
         tRS_rD.store(cute.recast_tensor(grads.to(BFloat16), Float32).load())
         return ()
@@ -89,7 +89,7 @@ class DactUnary(Epilogue):
         prob, partials = epi_loop_tensors.get("prob"), epi_loop_tensors.get("row_partials")
         recompute = const_expr(any(op.name == "activated" for op in self._epi_ops))
         stored = tRS_rC.to(Float32)
-        made = cute.make_rmem_tensor(tRS_rD.layout.shape, Float32)
+        activated = cute.make_rmem_tensor(tRS_rD.layout.shape, Float32)
         for i in cutlass.range(cute.size(tRS_rD), unroll_full=True):
             g = tRS_rD[i]
             value, slope = unary_derivative(self.spec, stored[i])
@@ -99,11 +99,11 @@ class DactUnary(Epilogue):
                 g = g * prob[i]
                 value = value * prob[i]
             tRS_rD[i] = g * slope
-            made[i] = value
-        if const_expr(self.odd):
+            activated[i] = value
+        if const_expr(self.round_to_odd):
             round_to_odd(tRS_rD)
         if const_expr(recompute):
-            if const_expr(self.odd):
-                round_to_odd(made)
-            return (made,)
+            if const_expr(self.round_to_odd):
+                round_to_odd(activated)
+            return (activated,)
         return ()

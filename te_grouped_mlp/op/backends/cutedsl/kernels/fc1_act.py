@@ -8,8 +8,8 @@
     activated (T, N / 2) or (T, N) bf16
 
 Per tile: accumulate, add the bias in fp32, store D rounded, evaluate the activation on the
-unrounded values, times the probability, store. N is a multiple of 64. With `odd`, what is stored as
-activated is rounded to odd.
+unrounded values, times the probability, store. N is a multiple of 64. With `round_to_odd`, what is
+stored as activated is rounded so.
 """
 
 from typing import NamedTuple
@@ -60,7 +60,7 @@ class FC1ActUnary(Epilogue):
                 tRS_rD[i] = tRS_rD[i] + bias[i]
             value = value_unary(self.spec, tRS_rD[i])
             out[i] = value * prob[i] if const_expr(prob is not None) else value
-        if const_expr(self.odd):
+        if const_expr(self.round_to_odd):
             round_to_odd(out)
         return (out,)
 
@@ -83,6 +83,6 @@ class FC1ActGated(Epilogue):
                 tRS_rD[2 * i + 1] = tRS_rD[2 * i + 1] + bias[2 * i + 1]
             value = value_gated(self.spec, tRS_rD[2 * i], tRS_rD[2 * i + 1])
             out[i] = value * prob[2 * i] if const_expr(prob is not None) else value
-        if const_expr(self.odd):
+        if const_expr(self.round_to_odd):
             round_to_odd(out)
         return (out,)

@@ -82,7 +82,7 @@ def _row_fragment(ctx):
 
 @cute.jit
 def _row_range(ctx):
-    """Return (first row of the tile in the buffer, live rows of the tile)."""
+    """Return (first row of the tile in the buffer, valid rows of the tile)."""
     offset = ctx.tile_coord_mnkl[0] * ctx.tile_M
     first = ctx.varlen_manager.params.cu_seqlens_m[ctx.batch_idx]
     end = ctx.varlen_manager.params.cu_seqlens_m[ctx.batch_idx + 1]
@@ -116,7 +116,7 @@ class RowValue(ColVecLoad):
     def begin(self, gemm, param, smem_tensor, ctx):
         """Load the rows of this thread."""
         values, coordinates = _row_fragment(ctx)
-        first, live = _row_range(ctx)
+        first, valid_rows = _row_range(ctx)
         for m in cutlass.range_constexpr(cute.size(values, mode=[3])):
             part = values[None, None, None, m, 0]
             rows = _by_row(coordinates[None, None, None, m, 0], part)
@@ -124,7 +124,7 @@ class RowValue(ColVecLoad):
             for r in cutlass.range_constexpr(cute.size(by_row)):
                 row = rows[r][0]
                 value = Float32(0.0)
-                if row < live:
+                if row < valid_rows:
                     value = param[first + row].to(Float32)
                 by_row[r] = value
         return values
@@ -146,8 +146,8 @@ class RowPartials(ColVecReduce):
     def begin(self, gemm, param, smem_tensor, ctx):
         """Make the registers and load the row range."""
         sums, _ = _row_fragment(ctx)
-        first, live = _row_range(ctx)
-        return sums, smem_tensor, first, live
+        first, valid_rows = _row_range(ctx)
+        return sums, smem_tensor, first, valid_rows
 
     def begin_loop(self, gemm, state, epi_coord):
         """Return the registers of a sub-tile; cleared at the first one of a stripe."""
@@ -170,7 +170,7 @@ class RowPartials(ColVecReduce):
 
         from quack.sm90_utils import partition_for_epilogue
 
-        sums, _, first, live = state
+        sums, _, first, valid_rows = state
         tiled_copy = tiled_copy_t2r if tiled_copy_t2r is not None else tiled_copy_r2s
         reference_src = tiled_copy_t2r is None
         lanes, warps, _, _ = _lane_warp_info_n(tiled_copy, reference_src, tidx)
@@ -187,16 +187,16 @@ class RowPartials(ColVecReduce):
             by_row = _by_row(part, part)
             count = const_expr(cute.size(by_row))
             slices = const_expr(min(lanes, count))
-            each = const_expr(count // slices)
+            per_lane = const_expr(count // slices)
             if const_expr(lanes > 1):
                 swap_shuffle_reduce(
-                    (by_row,), lambda a, b: (a[0] + b[0],), num_lanes=lanes, slice_elems=each
+                    (by_row,), lambda a, b: (a[0] + b[0],), num_lanes=lanes, slice_elems=per_lane
                 )
             # A cluster may hold a tile past the last column, which has no partial.
             if tile < param.shape[1] and lane < slices:
-                for j in cutlass.range_constexpr(each):
-                    row = rows[lane * each + j][0]
-                    if row < live:
+                for j in cutlass.range_constexpr(per_lane):
+                    row = rows[lane * per_lane + j][0]
+                    if row < valid_rows:
                         param[first + row, tile] = by_row[j]
 
 
@@ -208,7 +208,7 @@ class Epilogue(ComposableEpiMixin):
             counted in kernel order (m or n, k).
         pair_width: Width of the alternating blocks, None for two halves.
         spec: The activation, where there is one.
-        odd: Round what is stored for a requantization to odd.
+        round_to_odd: Round what is stored for a requantization in that way.
         reversed_operands: Positions, among the arguments of the main loop's `kernel`, of the
             tensors that hold the last expert's matrix first.
     """
@@ -216,7 +216,7 @@ class Epilogue(ComposableEpiMixin):
     pair_views: tuple[tuple[str, int], ...] = ()
     pair_width: int | None = None
     spec: Any = None
-    odd: bool = False
+    round_to_odd: bool = False
     reversed_operands: tuple[int, ...] = ()
 
     def rotate_batch_last(self, mA, mB, mD, mC, epilogue_args, append_batch_if_2d=False):
@@ -224,11 +224,11 @@ class Epilogue(ComposableEpiMixin):
         mA, mB, mD, mC, epilogue_args = super().rotate_batch_last(
             mA, mB, mD, mC, epilogue_args, append_batch_if_2d
         )
-        found = {"B": mB, "C": mC, "D": mD}
+        operands = {"B": mB, "C": mC, "D": mD}
         for name, mode in self.pair_views:
-            if const_expr(found[name] is not None):
-                found[name] = _as_pairs(found[name], mode, self.pair_width)
-        return mA, found["B"], found["D"], found["C"], epilogue_args
+            if const_expr(operands[name] is not None):
+                operands[name] = _as_pairs(operands[name], mode, self.pair_width)
+        return mA, operands["B"], operands["D"], operands["C"], epilogue_args
 
     def kernel(self, *operands):
         """Launch the main loop, after tensors that hold the last expert first were reversed.
@@ -238,8 +238,10 @@ class Epilogue(ComposableEpiMixin):
         """
         return super().kernel(
             *(
-                _last_first(each) if index in self.reversed_operands and each is not None else each
-                for index, each in enumerate(operands)
+                _last_first(operand)
+                if index in self.reversed_operands and operand is not None
+                else operand
+                for index, operand in enumerate(operands)
             )
         )
 

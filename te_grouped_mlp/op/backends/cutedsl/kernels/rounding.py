@@ -25,5 +25,5 @@ def round_to_odd(values: cute.Tensor):
     bits = cute.recast_tensor(values, Int32)
     for i in cutlass.range(cute.size(bits), unroll_full=True):
         # The sum carries into the bit above unless all sixteen low ones are zero.
-        odd = ((bits[i] & _LOW) + _LOW) & _ODD
-        bits[i] = (bits[i] & ~_LOW) | odd
+        sticky = ((bits[i] & _LOW) + _LOW) & _ODD
+        bits[i] = (bits[i] & ~_LOW) | sticky

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Two small kernels over rows, both of which read the number of live rows on the device.
+"""Two small kernels over rows, both of which read the number of valid rows on the device.
 
     reduce_row_partials  out[r] = row_partials[r, 0] + row_partials[r, 1] + ..., in this order;
-                         0 past the live rows
-    zero_tail            out[r, :] = 0 past the live rows
+                         0 past the valid rows
+    zero_tail            out[r, :] = 0 past the valid rows
 
 row_partials (T, S) fp32 with strides (1, T); out (T,) fp32 or (T, N) bf16, N even;
 group_end_offsets (G,) int32.
@@ -72,8 +72,8 @@ def compile_reduce_row_partials() -> Any:
     group_end_offsets = make_fake_tensor(Int32, (cute.sym_int(),), leading_dim=0)
     row_partials = make_fake_tensor(Float32, (rows, cute.sym_int()), leading_dim=0)
     out = make_fake_tensor(Float32, (rows,), leading_dim=0)
-    given = (row_partials, group_end_offsets, out, make_fake_stream())
-    return cute.compile(_launch_reduce_row_partials, *given, options="--enable-tvm-ffi")
+    arguments = (row_partials, group_end_offsets, out, make_fake_stream())
+    return cute.compile(_launch_reduce_row_partials, *arguments, options="--enable-tvm-ffi")
 
 
 def compile_zero_tail() -> Any:

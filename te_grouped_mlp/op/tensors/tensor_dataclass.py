@@ -1,6 +1,6 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Records that a step makes by the dozen: tensors and what belongs to them.
+"""Dataclasses that a step makes by the dozen: tensors and what belongs to them.
 
 Nobody changes one: the type checker takes it for frozen, and the rules for the source find an
 assignment to its fields. At run time it is a plain dataclass, because a frozen one sets each field
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     _T = TypeVar("_T")
 
     @dataclass_transform(frozen_default=True, eq_default=False)
-    def record(cls: type[_T]) -> type[_T]:
+    def tensor_dataclass(cls: type[_T]) -> type[_T]:
         """Make a class a dataclass that equals itself alone: tensors compare by element."""
 
 else:
-    record = dataclass(slots=True, eq=False)
+    tensor_dataclass = dataclass(slots=True, eq=False)

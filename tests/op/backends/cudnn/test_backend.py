@@ -18,7 +18,7 @@ from tests.support.frontend_stand_in import StandIn
 from tests.support.pairwise import pairwise_rows
 from tests.support.step import StepCase
 
-pytestmark = pytest.mark.usefixtures("fused_switch", "hostile_memory")
+pytestmark = pytest.mark.usefixtures("fused_switch", "poisoned_memory")
 
 ONE = StepCase(splits=(256,), hidden=192, ffn=128)
 PADDED = ONE.but(buffer_rows=768, fill=float("nan"))
@@ -44,7 +44,7 @@ def called(stand_in: StandIn) -> list[str]:
 
 
 def assert_equal_to_reference(case: StepCase, stand_in: StandIn) -> None:
-    """Compare the live rows and the parameter gradients, and check that wrappers computed them.
+    """Compare the valid rows and the parameter gradients, and check that wrappers computed them.
 
     TE's dense product rounds the sum with a main_grad once; the reference rounds the product first.
     """

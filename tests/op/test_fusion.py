@@ -164,7 +164,7 @@ SCENARIOS = {
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, dict[str, Any]]:
     """Run every scenario in one process that has stand-ins for the frontend's kernels."""
-    code = "from tests.op import test_fallback; test_fallback.child()"
+    code = "from tests.op import test_fusion; test_fusion.child()"
     kept = {key: value for key, value in os.environ.items() if not key.startswith("NVTE_")}
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -528,7 +528,7 @@ def test_each_kind_of_plan_is_said(caplog: pytest.LogCaptureFixture) -> None:
 def test_decisions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     record = functools.partial(decisions.Decision, None, "unfused")
     for index in range(1000):
-        decisions.record(record((("fused", Reject(Reason.OPTION, str(index))),)))
+        decisions.add(record((("fused", Reject(Reason.OPTION, str(index))),)))
     kept = te_grouped_mlp.explain()
     assert len(kept) == 256
     assert kept[-1].refusals[0][1].detail == "999"
