@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -32,12 +32,12 @@ class Gpu:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     # What another test entered, or nothing, is put back.
     monkeypatch.setattr(emulated, "_device", None)
     found = Gpu()
     emulated.enter(found)
-    yield found
+    return found
 
 
 def test_the_machine_is_its(gpu: Gpu) -> None:
