@@ -428,7 +428,6 @@ TESTED_BY = {
     "op/explain.py": "op/test_fusion.py",
     "op/step/data_gradient.py": "op/test_gradients_wanted.py",
     "op/step/weight_gradient.py": "op/test_gradients_wanted.py",
-    "op/step/inputs.py": "op/test_bad_input.py",
     "op/step/intact.py": "op/test_changes_between_passes.py",
     "op/step/unfused.py": "op/te/test_quantizers.py",
     "op/te/adapter.py": "op/test_changes_between_steps.py",
