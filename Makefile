@@ -39,7 +39,8 @@ BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt te_grouped_mlp.pth $(shel
 # The tests and the wheel have the C++ extension, or fail here.
 export TE_GROUPED_MLP_REQUIRE_EXTENSION := 1
 
-.PHONY: help venv repro test test-slow test-torch test-gpu mutation emulator-score lint bench pictures wheel aarch64 clean FORCE
+.PHONY: help venv repro test test-slow test-torch test-gpu mutation emulator-score lint bench examples
+.PHONY: pictures reference wheel aarch64 clean FORCE
 .DEFAULT_GOAL := help
 
 help:
@@ -119,6 +120,19 @@ bench: venv
 	@failed=; for file in benchmarks/bench_*.py; do \
 	    echo "== $$file"; $(PY) $$file || failed="$$failed $$file"; \
 	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
+
+# Each example as its first lines say, the expert-parallel one twice: the hashes are equal.
+TORCHRUN := $(PY) -m torch.distributed.run --standalone --nproc-per-node 2
+examples: export OMP_NUM_THREADS := 1
+examples: venv
+	@mkdir -p build
+	$(PY) examples/train_moe.py --deterministic --plot build/loss.svg
+	$(TORCHRUN) examples/train_expert_parallel.py
+	$(TORCHRUN) examples/train_expert_parallel.py --capacity 700
+
+# docs/commands.md, from the parsers.
+reference: $(STAMP)
+	$(PY) docs/write_commands.py
 
 # What the README shows of `repro`.
 pictures: $(STAMP)

@@ -49,7 +49,7 @@ def pretend_gpu() -> None:
     environment.package_versions = lambda: VERSIONS
     environment.frontend_wrappers = lambda: NO_FRONTEND
     arguments.require_bf16 = _bf16
-    adapter.host_splits = backend.prepare = _nothing
+    adapter.sizes_on_host = backend.prepare = _nothing
     backend.target_arch = launch.kernels.target_arch = lambda: 9
     launch.kernels.kernel = lambda _key: _nothing
     launch._active_clusters = lambda *_: 66

@@ -130,7 +130,7 @@ STAGES: tuple[tuple[str, ...], ...] = (
     ("_fork",),
     ("patches",),
     ("checkpoint",),
-    ("emulator.process", "emulator.launches", "emulator.launch_results", "emulator.own_launches"),
+    ("emulator.process", "emulator.launch_results", "emulator.launches"),
     ("measure", "cli", "_command", "emulator.padded_step"),
 )
 UPWARD_ALLOWED = {
@@ -414,3 +414,73 @@ def header_hits(path: str, text: str) -> Iterator[str]:
     lines = [line for line in text.splitlines()[:3] if not line.startswith("#!")]
     if lines[:2] != expected:
         yield f"{path}: no licence header"
+
+
+VAGUE = frozenset({"found", "made", "given", "kept", "each"})
+"""What no name of the op says: a value is called by what it is."""
+
+TESTED_BY = {
+    # Data and small parts of a step, which whole steps test.
+    "op/backends/base.py": "op/backends/test_checked.py",
+    "op/execution.py": "op/test_selection.py",
+    "op/packages.py": "op/test_environment.py",
+    "op/decisions.py": "op/test_fusion.py",
+    "op/explain.py": "op/test_fusion.py",
+    "op/emulated.py": "emulator/test_step.py",
+    "op/step/data_gradient.py": "op/test_gradients_wanted.py",
+    "op/step/weight_gradient.py": "op/test_gradients_wanted.py",
+    "op/step/intact.py": "op/test_changes_between_passes.py",
+    "op/step/unfused.py": "op/te/test_quantizers.py",
+    "op/te/adapter.py": "op/test_changes_between_steps.py",
+    "op/te/probes.py": "op/test_upstream_api.py",
+    "op/tensors/quantize.py": "op/test_inputs_and_buffers.py",
+    "op/tensors/requantize.py": "op/test_inputs_and_buffers.py",
+    "op/tensors/tensor_dataclass.py": "test_source_rules.py",
+    # Over the C++ extension, by what it reads and writes.
+    "op/tensors/capacity.py": "csrc/test_capacity.py",
+    # Between the op and the frontend: by whole launches, over stand-ins or the real one.
+    "op/backends/cudnn/checks.py": "op/backends/cudnn/test_guards.py",
+    "op/backends/cudnn/launch.py": "op/backends/cudnn/test_guards.py",
+    "op/backends/cudnn/outputs.py": "op/backends/cudnn/test_guards.py",
+    "op/backends/cudnn/streams.py": "op/backends/cudnn/test_guards.py",
+    "op/backends/cudnn/te_calls.py": "op/backends/cudnn/test_guards.py",
+    "op/backends/cudnn/views.py": "op/backends/cudnn/test_arguments.py",
+    # By what they compile, or by the bytes that come out.
+    "op/backends/cutedsl/keys.py": "op/backends/cutedsl/test_config.py",
+    "op/backends/cutedsl/launch.py": "op/backends/cutedsl/test_config.py",
+    "op/backends/cutedsl/library.py": "op/backends/cutedsl/test_compile.py",
+    "op/backends/reference/arguments.py": "op/backends/reference/test_extents.py",
+    "op/backends/upstream/capability.py": "op/test_blackwell_selection.py",
+    "op/kernels/block_scale_kernels.py": "op/kernels/test_block_scale.py",
+    "op/kernels/block_scale_math.py": "op/kernels/test_block_scale.py",
+    "op/kernels/split_guard_kernels.py": "op/step/test_split_guard.py",
+}
+"""Modules of the op whose tests have another name; kernels of a backend are tested as launches."""
+
+
+def vague_hits(path: str, text: str) -> Iterator[str]:
+    """Yield names in the op that say nothing about their value."""
+    if not path.startswith(("op/", "_fork/")):
+        return
+    for node in ast.walk(ast.parse(text)):
+        name = getattr(node, "id", None) or getattr(node, "arg", None)
+        if isinstance(node, (ast.Name, ast.arg)) and name in VAGUE:
+            yield f"{path}:{node.lineno}: {name}"
+
+
+def test_of(path: str) -> str:
+    """Return the test file, below tests/, of a module of the op."""
+    folder, _, name = path.rpartition("/")
+    return TESTED_BY.get(path, f"{folder}/test_{name}")
+
+
+def untested_hits(path: str, tests: Path) -> Iterator[str]:
+    """Yield a module of the op without a test file of its name, and an exception without need."""
+    inner = path.endswith("/__init__.py") or re.match("op/backends/.*/kernels/", path)
+    if not path.startswith("op/") or inner:
+        return
+    if not (tests / test_of(path)).is_file():
+        yield f"{path}: there is no tests/{test_of(path)}"
+    folder, _, name = path.rpartition("/")
+    if path in TESTED_BY and (tests / folder / f"test_{name}").is_file():
+        yield f"{path}: has a test file of its name, and TESTED_BY names another"

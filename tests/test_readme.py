@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -65,6 +66,23 @@ def test_every_environment_variable_is_in_the_table() -> None:
     used = set(re.findall(rf'"({literal})"', text)) - GIVEN_TO_TE
     assert set(told) == used
     assert len(told) == len(used)
+
+
+@needs_readme
+def test_the_commands_are_described_as_they_are() -> None:
+    path = ROOT / "docs" / "write_commands.py"
+    spec = importlib.util.spec_from_file_location("write_commands", path)
+    assert spec is not None
+    assert spec.loader is not None
+    writer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(writer)
+    assert writer.PAGE.read_text(encoding="utf-8") == writer.page(), "make reference writes it anew"
+
+
+@needs_readme
+def test_the_changelog_knows_this_version() -> None:
+    log = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\n## [{te_grouped_mlp.__version__}]" in log
 
 
 @needs_readme

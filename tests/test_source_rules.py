@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -236,6 +237,35 @@ assert "torch" not in sys.modules
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_names_of_the_op_say_what_they_are() -> None:
+    assert _all(rules.vague_hits) == []
+    assert list(rules.vague_hits("op/x.py", "def f(given):\n    made = [each for each in given]"))
+    assert not list(rules.vague_hits("op/x.py", "a.found, f(kept=1)"))
+    assert not list(rules.vague_hits("cli/x.py", "found = 1"))
+
+
+def test_each_module_of_the_op_has_tests_of_its_name() -> None:
+    tests = Path(__file__).parent
+    assert [hit for path in TEXTS for hit in rules.untested_hits(path, tests)] == []
+    assert rules.TESTED_BY.keys() <= TEXTS.keys()
+    assert list(rules.untested_hits("op/unheard_of.py", tests))
+
+
+def test_words_of_the_glossary_stand_in_the_code() -> None:
+    if not HOOKS.is_file():
+        return
+    lines = (HOOKS.parent / "docs" / "glossary.md").read_text(encoding="utf-8").splitlines()
+    ours = [
+        word
+        for line in lines
+        if line.startswith("|")
+        for word in re.findall(r"`([\w.]+)`", line.split("|")[1])
+    ]
+    assert len(ours) > 40
+    source = "\n".join(TEXTS.values())
+    assert [word for word in ours if not re.search(rf"\b{re.escape(word)}\b", source)] == []
 
 
 def test_hooks_and_tests_use_the_same_patterns() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from te_grouped_mlp.op.fit import INTERLEAVE
+from te_grouped_mlp.op.shape_constraints import INTERLEAVE
 
 MARKER = "te_grouped_mlp.glu_interleave"
 """The key of the marker in a file's metadata, and its file name without the suffix."""

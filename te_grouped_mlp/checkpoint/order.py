@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 
 from te_grouped_mlp.checkpoint.names import Output, Step
-from te_grouped_mlp.op.fit import INTERLEAVE
+from te_grouped_mlp.op.shape_constraints import INTERLEAVE
 
 
 def interleave(tensor: torch.Tensor, axis: int) -> torch.Tensor:

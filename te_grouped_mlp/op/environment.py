@@ -120,9 +120,9 @@ def current_switches() -> Switches:
     """Return the switches for this moment, without probing the machine."""
     for changes in reversed(_overrides):
         if "switches" in changes:
-            found = changes["switches"]
-            assert isinstance(found, Switches)
-            return found
+            switches = changes["switches"]
+            assert isinstance(switches, Switches)
+            return switches
     return read_switches()
 
 
@@ -144,7 +144,7 @@ def override(**changes: Any) -> Iterator[None]:
         yield
     finally:
         # By identity: an equal one may lie further out, below one that it would uncover.
-        _overrides[:] = [each for each in _overrides if each is not changes]
+        _overrides[:] = [other for other in _overrides if other is not changes]
 
 
 def read_switches() -> Switches:
@@ -249,10 +249,12 @@ def child_environment(changes: Mapping[str, str], first: Path | None = None) -> 
         changes: Names and values.
         first: Folder that is searched for packages before all others.
     """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("NVTE_")}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("NVTE_")}
     if first is not None:
-        kept["PYTHONPATH"] = os.pathsep.join(filter(None, (str(first), kept.get("PYTHONPATH"))))
-    return {**kept, **changes}
+        inherited["PYTHONPATH"] = os.pathsep.join(
+            filter(None, (str(first), inherited.get("PYTHONPATH")))
+        )
+    return {**inherited, **changes}
 
 
 def interpret_triton() -> None:

@@ -17,8 +17,8 @@ from te_grouped_mlp.op.plan import Plan
 def backend(name: str) -> Backend:
     """Return one of our backends by name; the object holds no state of a call."""
     module = importlib.import_module(f"{backends.__name__}.{name}.backend")
-    made: Backend = getattr(module, backends.CLASSES[name])()
-    return made
+    instance: Backend = getattr(module, backends.CLASSES[name])()
+    return instance
 
 
 def operations(plan: Plan) -> CheckedBackend:

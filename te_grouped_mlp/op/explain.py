@@ -43,7 +43,9 @@ def assert_fused(*, backend: str | None = None) -> None:
         allowed = ", ".join(CLASSES)
         raise ValueError(f"backend is {backend!r}; allowed: None, {allowed}")
     general = _without_our_module()
-    others = [str(each) for each in (*decisions.not_ours(), general) if each is not None]
+    others = [
+        str(decision) for decision in (*decisions.not_ours(), general) if decision is not None
+    ]
     if others:
         raise RuntimeError(f"not every grouped MLP ran fused: {'; '.join(others)}")
     steps = decisions.forward_passes()
@@ -79,7 +81,7 @@ def explain(module: Any = None, *, recipe: Any = None) -> Decisions:
 
         return Decisions(fusion.decide_in(module, recipe))
     general = (_without_our_module(), decisions.without_extension())
-    known = (each for each in general if each is not None)
+    known = (decision for decision in general if decision is not None)
     faults = [
         Decision(None, _NAN, (("split_sizes", Reject(Reason.SPLITS, text)),))
         for text in split_guard.reported()

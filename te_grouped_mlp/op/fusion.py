@@ -28,14 +28,14 @@ from te_grouped_mlp.op.te.adapter import (
 
 def decide_in(module: Any, recipe: Any) -> tuple[Decision, ...]:
     """Decide for every grouped MLP in a ``torch.nn.Module``, as a fuser would; fuse nothing."""
-    found = []
+    decisions_of_module = []
     for part in module.modules():
         ops = list(part.children())
         for index in range(len(ops) - 2):
             triple = tuple(ops[index : index + 3])
             if _is_candidate(triple, None, None):
-                found.append(_decide(triple, recipe)[0])
-    return tuple(found)
+                decisions_of_module.append(_decide(triple, recipe)[0])
+    return tuple(decisions_of_module)
 
 
 def fuse(

@@ -134,12 +134,12 @@ def _wrappers_of(module: ModuleType | None) -> Wrappers | Absent:
             return _wrappers_of(importlib.import_module("cudnn"))
         except Exception as error:  # a broken package may raise anything; the cause is kept
             return Absent(f"nvidia-cudnn-frontend {version} cannot be imported: {error}")
-    found: dict[str, frozenset[str]] = {}
+    signatures: dict[str, frozenset[str]] = {}
     for short, name in WRAPPERS.items():
         try:
-            found[short] = frozenset(inspect.signature(getattr(module, name)).parameters)
+            signatures[short] = frozenset(inspect.signature(getattr(module, name)).parameters)
         except Exception as error:
             # The attribute itself imports CuTe DSL; without it the whole frontend is of no use.
             if isinstance(error, ImportError):
                 return Absent(f"nvidia-cudnn-frontend {version} lacks a dependency: {error}")
-    return found
+    return signatures

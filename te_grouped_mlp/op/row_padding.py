@@ -38,16 +38,16 @@ def row_multiple(recipe: Any = None, *, backend: str | None = None) -> int:
         raise ValueError(f"backend is {backend!r}; allowed: None, {', '.join(CLASSES)}")
     if recipe is None:
         return UNQUANTIZED.rows_multiple
-    from te_grouped_mlp.op.te import recipes
+    from te_grouped_mlp.op.te import quantizers
 
-    kind, detail = recipes.read(recipe)
+    kind, detail = quantizers.read_recipe(recipe)
     if kind is not RecipeKind.MXFP8:
         raise ValueError(
             f"recipe is {detail or type(recipe).__name__}; allowed: None, MXFP8BlockScaling"
         )
     if backend is None:
         sm = environment.current().sm
-        backend = CUDNN if sm and sm[0] == _BLACKWELL else None
+        backend = CUDNN if isinstance(sm, tuple) and sm[0] == _BLACKWELL else None
     return CUDNN_ROWS if backend == CUDNN else MXFP8.rows_multiple
 
 

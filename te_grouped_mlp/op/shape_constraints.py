@@ -38,7 +38,7 @@ def feature_refusals(
             f"{act.expansion} times fc2.in_features, {problem.fc2.in_features}",
         )
     if act.is_gated and act.interleave not in interleaves:
-        listed = " or ".join(str(each) for each in interleaves)
+        listed = " or ".join(str(width) for width in interleaves)
         yield Reject(
             Reason.INTERLEAVE,
             f"interleave is {act.interleave}; allowed: {listed}; `te-grouped-mlp convert` reorders "
@@ -50,5 +50,5 @@ def activation_refusals(problem: Problem, is_computed: Callable[[Row], bool]) ->
     """Yield a refusal of an activation whose row says that the kernels do not compute it."""
     kind = problem.activation.kind
     if not is_computed(kind.row):
-        allowed = ", ".join(each.value for each in Activation if is_computed(each.row))
+        allowed = ", ".join(other.value for other in Activation if is_computed(other.row))
         yield Reject(Reason.OPTION, f"activation is {kind.value}; allowed: {allowed}")

@@ -378,6 +378,8 @@ def test_frontend_table_has_the_facts_that_decide() -> None:
     assert having["dsrelu"] == ["1.28.0", "1.29.0", "1.29.1", "1.30.0", "1.31.0", "1.32.0"]
     assert having["glu"] == []
     assert frontend_releases.wrappers("0.1") == {}
+    known = {name for each in frontend_releases.ARGUMENTS.values() for name in each}
+    assert known == frontend_signatures.DECIDING
 
 
 @pytest.mark.slow

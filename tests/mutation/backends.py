@@ -131,13 +131,13 @@ _CUDNN_BACKEND = (
     Mutation(
         "parameter that a kernel divides by not looked at", f"{_CUDNN}/capability.py",
         "_parameter_refusals",
-        "each.is_divisor and not value > 0", "False",
+        "parameter.is_divisor and not value > 0", "False",
         f"{_TESTS}/cudnn/test_capability.py::test_refused_problems",
     ),
     Mutation(
         "offsets ignored by the kernel", f"{_CUDNN}/arguments.py", "glu",
-        "{RUNTIME_OFFSETS: (call.all_rows, False)}", "{RUNTIME_OFFSETS: (True, False)}",
-        f"{_TESTS}/cudnn/test_step.py::test_choices",
+        "{RUNTIME_OFFSETS: (shared.all_rows, False)}", "{RUNTIME_OFFSETS: (True, False)}",
+        f"{_TESTS}/cudnn/test_backend.py::test_choices",
     ),
     Mutation(
         "bias scale without a bias scales the product", f"{_CUDNN}/arguments.py", "quant",
@@ -148,12 +148,12 @@ _CUDNN_BACKEND = (
     Mutation(
         "accumulation not asked of the kernel", f"{_CUDNN}/arguments.py", "wgrad",
         '"accumulate_on_output": accumulate', '"accumulate_on_output": False',
-        f"{_TESTS}/cudnn/test_step.py::test_main_grad_accumulates",
+        f"{_TESTS}/cudnn/test_backend.py::test_main_grad_accumulates",
     ),
     Mutation(
         "demand for determinism not passed on", f"{_CUDNN}/arguments.py", "dglu",
         '"deterministic": (d.deterministic, False)', '"deterministic": (False, False)',
-        f"{_TESTS}/cudnn/test_step.py::test_the_wrapper_is_told_the_plans_determinism",
+        f"{_TESTS}/cudnn/test_backend.py::test_the_wrapper_is_told_the_plans_determinism",
     ),
     Mutation(
         "argument that the wrapper lacks dropped", f"{_CUDNN}/signatures.py", "fitting",
@@ -169,7 +169,7 @@ _CUDNN_BACKEND = (
     Mutation(
         "tail of a product left unwritten", f"{_CUDNN}/backend.py", "CudnnBackend.gemm",
         "if epilogue.zero_tail and not plan.call.rows_are_full:", "if False:",
-        f"{_TESTS}/cudnn/test_step.py::test_tails_of_the_ops_own_tensors_are_zero",
+        f"{_TESTS}/cudnn/test_backend.py::test_tails_of_the_ops_own_tensors_are_zero",
     ),
     Mutation(
         "result not copied back from aligned memory", f"{_CUDNN}/backend.py",
@@ -211,7 +211,7 @@ _CUDNN_BACKEND = (
     Mutation(
         "tail zeroed from the wrong row", f"{_CUDNN}/outputs.py", "zero_tail",
         "[-1])", "[0])",
-        f"{_TESTS}/cudnn/test_step.py::test_tails_of_the_ops_own_tensors_are_zero",
+        f"{_TESTS}/cudnn/test_backend.py::test_tails_of_the_ops_own_tensors_are_zero",
     ),
 )  # fmt: skip
 
@@ -307,19 +307,19 @@ _UPSTREAM_BACKEND = (
     Mutation(
         "padded single group handed to upstream", f"{_UPSTREAM}/capability.py", "faults",
         "if dense and not full_rows and not step.is_unit_group:", "if False:",
-        "tests/op/test_fallback.py::test_a_path_known_to_be_wrong_is_not_taken",
+        "tests/op/test_fusion.py::test_a_path_known_to_be_wrong_is_not_taken",
     ),
     Mutation(
         "upstream without a check trusted with a demand", f"{_UPSTREAM}/capability.py",
         "determinism_refusal",
         "if requested and not has_own_check:", "if False:",
-        "tests/op/test_fallback.py"
+        "tests/op/test_fusion.py"
         "::test_an_upstream_without_a_check_is_skipped_when_determinism_is_asked",
     ),
     Mutation(
         "scaled bias of FC1 handed to upstream", f"{_UPSTREAM}/capability.py", "faults",
         "if step.fc1.scale_bias:", "if False:",
-        "tests/op/test_fallback.py::test_a_path_known_to_be_wrong_is_not_taken",
+        "tests/op/test_fusion.py::test_a_path_known_to_be_wrong_is_not_taken",
     ),
 )  # fmt: skip
 

@@ -67,7 +67,7 @@ _ENVIRONMENT = (
     ),
     Mutation(
         "equal overrides taken off together", f"{_OP}/environment.py", "override",
-        "each is not changes", "each != changes",
+        "other is not changes", "other != changes",
         f"{_TESTS}/test_environment.py::test_leaving_an_inner_override_uncovers_the_next_one",
     ),
 )  # fmt: skip
@@ -124,12 +124,13 @@ _SELECTION = (
         f"{_TESTS}/test_gradients_wanted.py::test_what_is_wanted_equals_the_full_step",
     ),
     Mutation(
-        "width that does not fit accepted", f"{_OP}/fit.py", "feature_refusals",
+        "width that does not fit accepted", f"{_OP}/shape_constraints.py", "feature_refusals",
         "if width <= 0 or width % multiple:", "if width <= 0:",
         f"{_TESTS}/test_bad_input.py::test_what_does_not_fit_is_declined_with_one_line",
     ),
     Mutation(
-        "another order of gate and linear accepted", f"{_OP}/fit.py", "feature_refusals",
+        "another order of gate and linear accepted", f"{_OP}/shape_constraints.py",
+        "feature_refusals",
         "if act.is_gated and act.interleave not in interleaves:", "if False:",
         f"{_TESTS}/test_bad_input.py::test_what_does_not_fit_is_declined_with_one_line",
     ),
@@ -140,12 +141,12 @@ _FUSION = (
         "named backend that does not run passed over in silence", f"{_OP}/fusion.py",
         "_fuse_triple",
         "_require_requested(decision)", "pass",
-        f"{_TESTS}/test_fallback.py::test_a_named_backend_that_cannot_run_raises",
+        f"{_TESTS}/test_fusion.py::test_a_named_backend_that_cannot_run_raises",
     ),
     Mutation(
         "switch of the fused op ignored", f"{_OP}/fusion.py", "_decide",
         "if not switches.fused:", "if False:",
-        f"{_TESTS}/test_fallback.py::test_the_switch_off",
+        f"{_TESTS}/test_fusion.py::test_the_switch_off",
     ),
     Mutation(
         "replaced probe that says no ignored", f"{_OP}/fusion.py", "_decide",
@@ -159,12 +160,12 @@ _FUSION = (
         f"{_TESTS}/test_bad_input.py::test_linears_that_do_not_fit_together_are_declined",
     ),
     Mutation(
-        "decision not said", f"{_OP}/decisions.py", "record",
+        "decision not said", f"{_OP}/decisions.py", "add",
         "if switched_off or not is_first_rank():", "if True:",
-        f"{_TESTS}/test_fallback.py::test_the_first_rank_speaks_once",
+        f"{_TESTS}/test_fusion.py::test_the_first_rank_speaks_once",
     ),
     Mutation(
-        "step that was not fused not counted", f"{_OP}/decisions.py", "record",
+        "step that was not fused not counted", f"{_OP}/decisions.py", "add",
         "decision.path not in CLASSES and", "False and",
         f"{_TESTS}/test_fault_kinds.py::test_nothing_is_silently_unfused",
     ),

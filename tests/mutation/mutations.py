@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-LISTS = ("step", "tensors", "choice", "backends")
+LISTS = ("step", "tensors", "choice", "backends", "integration", "commands")
 """The modules of this folder that hold a tuple ``MUTATIONS`` each."""
 
 

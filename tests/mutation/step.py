@@ -15,7 +15,7 @@ _FORWARD = (
     Mutation(
         "tail of the output not zeroed", _FORK, "_forward",
         "zero_tail=inputs.output is None", "zero_tail=False",
-        f"{_TESTS}/test_fault_kinds.py::test_undefined_tails_do_not_poison_later_steps",
+        f"{_TESTS}/backends/cudnn/test_step.py::test_tails_of_the_ops_own_tensors_are_zero",
     ),
     Mutation(
         "tail of the caller's output overwritten", _FORK, "_forward",
@@ -38,11 +38,6 @@ _FORWARD = (
         f"{_TESTS}/test_surface.py::test_biases_and_activations",
     ),
     Mutation(
-        "buffers of the caller's quantized input taken for our own", _FORK, "_forward",
-        " and not adapter.is_gemm_ready(inputs.x)", "",
-        f"{_TESTS}/test_inputs_and_buffers.py::test_gemm_ready_tensors_survive_two_steps",
-    ),
-    Mutation(
         "recipe asked for outside autocast", _FORK, f"{_BASE}._problem",
         "manager.get_fp8_recipe() if manager.is_fp8_enabled() else None",
         "manager.get_fp8_recipe()",
@@ -63,7 +58,7 @@ _FORWARD = (
         "faulty splits not reported by the next forward", _FORK, f"{_BASE}.fuser_forward",
         "split_guard.require_none_reported()", "pass",
         f"{_TESTS}/step/test_split_guard.py"
-        "::test_splits_that_do_not_fit_give_nan_and_are_named_by_the_next_call",
+        "::test_the_next_forward_names_them_where_no_backward_follows",
     ),
     Mutation(
         "copies of weights offered for offload", _FORK, f"{_BASE}.fuser_forward",
@@ -157,7 +152,7 @@ _INPUTS = (
     ),
     Mutation(
         "padded rows taken for full", f"{_STEP}/inputs.py", "_rows_are_full",
-        "return sum(host_splits) == rows", "return True",
+        "return sum(sizes_on_host) == rows", "return True",
         f"{_TESTS}/test_padding.py::test_padding_is_invisible",
     ),
     Mutation(
@@ -168,13 +163,13 @@ _INPUTS = (
     Mutation(
         "promise of full rows not compared with the splits", f"{_STEP}/inputs.py",
         "_rows_are_full",
-        "if switches.full_rows and is_single_group(len(host_splits)):", "if False:",
+        "if switches.full_rows and is_single_group(len(sizes_on_host)):", "if False:",
         f"{_TESTS}/test_bad_input.py::test_splits_that_were_read_are_checked",
     ),
     Mutation(
         "bias gradient of a frozen linear computed", f"{_STEP}/inputs.py", "_outputs",
         "Output.DB1: dw1 and bias1", "Output.DB1: bias1",
-        f"{_TESTS}/test_surface.py::test_frozen_parts_get_nothing_and_change_nothing",
+        f"{_TESTS}/step/test_inputs.py::test_a_bias_is_trained_with_its_weight",
     ),
     Mutation(
         "dprob computed for nobody", f"{_STEP}/inputs.py", "_wanted",
@@ -183,12 +178,12 @@ _INPUTS = (
     ),
     Mutation(
         "common multiple of the splits made up", f"{_STEP}/inputs.py", "read_call",
-        "math.gcd(*host_splits, _LARGEST_TILE)", "_LARGEST_TILE",
+        "math.gcd(*sizes_on_host, _LARGEST_TILE)", "_LARGEST_TILE",
         f"{_TESTS}/test_bad_input.py::test_planning_knows_what_divides_all_splits",
     ),
     Mutation(
         "values of the splits not checked", f"{_STEP}/inputs.py", "read_call",
-        "checks.split_values(host_splits, rows, problem.format.rows_multiple)", "pass",
+        "checks.split_values(sizes_on_host, rows, problem.format.rows_multiple)", "pass",
         f"{_TESTS}/test_bad_input.py::test_bad_input_is_named_before_any_work",
     ),
     Mutation(
@@ -266,12 +261,6 @@ _PARTS = (
         "tile order of saved weights forgotten", f"{_STEP}/saved.py", "_take_weight",
         "weight.axis, weight.swizzled,", "weight.axis, False,",
         f"{_TESTS}/step/test_saved.py::test_every_tensor_comes_back_to_its_place",
-    ),
-    Mutation(
-        "memory of the caller's input freed after its weight gradient",
-        f"{_STEP}/weight_gradient.py", "_weight_grads",
-        "if owns_x and isinstance(", "if isinstance(",
-        f"{_TESTS}/test_inputs_and_buffers.py::test_gemm_ready_tensors_survive_two_steps",
     ),
     Mutation(
         "memory of a delayed weight gradient not checked", f"{_STEP}/weight_gradient.py",

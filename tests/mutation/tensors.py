@@ -55,9 +55,9 @@ _CHECKS = (
         f"{_TESTS}/tensors/test_memory.py::test_a_forward_refuses_it",
     ),
     Mutation(
-        "hostile memory not filled", f"{_TENSORS}/memory.py", "empty",
+        "poisoned memory not filled", f"{_TENSORS}/memory.py", "empty",
         "if _fill_byte is not None and out.numel():", "if False:",
-        f"{_TESTS}/tensors/test_operands.py::test_hostile_memory_is_filled",
+        f"{_TESTS}/tensors/test_operands.py::test_poisoned_memory_is_filled",
     ),
 )  # fmt: skip
 

@@ -534,7 +534,7 @@ def test_splits_on_a_device_are_read_only_when_checks_are_on(check: bool) -> Non
     from te_grouped_mlp.op.te import adapter
 
     splits = DeviceSplits()
-    found = adapter.host_splits(splits, environment.Switches(check=check))
+    found = adapter.sizes_on_host(splits, environment.Switches(check=check))
     assert found == ((128, 256) if check else None)
     assert splits.reads == check
 

@@ -96,7 +96,7 @@ def test_other_rows_are_named() -> None:
         padding.unpad(torch.zeros(3, 2))
 
 
-@pytest.mark.usefixtures("fused_switch", "hostile_memory")
+@pytest.mark.usefixtures("fused_switch", "poisoned_memory")
 def test_a_step_of_odd_sizes_equals_the_one_padded_by_hand() -> None:
     """Padding adds nothing: rows of zeros inside a group, and whatever is in the tail."""
     sizes, rows = [100, 0, 129], 229

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import random
 import threading
 import tracemalloc
@@ -276,7 +277,9 @@ def test_another_machine_has_another_plan(backends: Any) -> None:
     ]
     plans = [selection.make_plan(PROBLEM, CALL, env) for env in machines]
     assert len({id(plan) for plan in plans}) == len(machines)
-    assert [selection.make_plan(PROBLEM, CALL, env) for env in machines] == plans
+    again = [selection.make_plan(PROBLEM, CALL, env) for env in machines]
+    # The plans are equal: the machine is no part of one.
+    assert all(map(operator.is_, again, plans))
     assert backend.planned == len(machines)
 
 

@@ -128,7 +128,7 @@ class CheckedBackend:
 
 def _require_kernel(kernel: Kernel, *allowed: Kernel) -> None:
     if kernel not in allowed:
-        words = ", ".join(each.value for each in allowed)
+        words = ", ".join(other.value for other in allowed)
         raise ValueError(f"kernel is {kernel.value}; allowed: {words}")
 
 

@@ -38,8 +38,8 @@ def _group_of(group_end_offsets, row, rows, groups, GROUPS: tl.constexpr):
     Nobody has read `group_end_offsets`: whatever they say, groups are of whole tiles and end where
     the rows do.
     """
-    each = tl.arange(0, GROUPS)
-    end = tl.load(group_end_offsets + each, mask=each < groups, other=2147483647)
+    group = tl.arange(0, GROUPS)
+    end = tl.load(group_end_offsets + group, mask=group < groups, other=2147483647)
     end = tl.cdiv(tl.minimum(end, rows), 128) * 128
     first = tl.max(tl.where(end <= row, end, 0), 0)
     return first, tl.min(tl.where(end > row, end, 2147483647), 0) - first
@@ -55,10 +55,10 @@ def _rectangle(group_end_offsets, tile, rows, groups, ROWS: tl.constexpr):
     """
     if group_end_offsets is None:
         tiles = tl.cdiv(rows, 128)
-        each = tiles * (128 // ROWS)
-        start = tile % each * ROWS
-        first = tile // each * tiles * 128
-        row = tile // each * rows + start
+        programs = tiles * (128 // ROWS)
+        start = tile % programs * ROWS
+        first = tile // programs * tiles * 128
+        row = tile // programs * rows + start
         limit = rows
         is_valid = limit > 0
     else:
@@ -259,10 +259,10 @@ def swizzle_listed_tiles(table, out, blocks, groups, size, COLUMN: tl.constexpr)
     `table` holds the address of each; `size` are the bytes of one, `groups` its tiles along rows.
     """
     across = tl.cdiv(blocks, 4)
-    each = across * groups
-    member = tl.program_id(0) // each
+    programs = across * groups
+    member = tl.program_id(0) // programs
     scale = tl.load(table + member).to(tl.pointer_type(tl.uint8))
-    start = tl.program_id(0) % each // across
+    start = tl.program_id(0) % programs // across
     side = tl.program_id(0) % across
     if COLUMN:
         local = start * 4 + tl.arange(0, 4)[:, None]

@@ -104,8 +104,12 @@ def row_dots(
 def _row_major(values: torch.Tensor) -> torch.Tensor:
     """Return `values` with unit stride along its columns and rows apart; a copy if it has not."""
     rows, cols = values.shape
-    apart = rows <= 1 or values.stride(0) >= cols
-    return values if apart and (cols <= 1 or values.stride(1) == 1) else values.contiguous()
+    rows_are_disjoint = rows <= 1 or values.stride(0) >= cols
+    return (
+        values
+        if rows_are_disjoint and (cols <= 1 or values.stride(1) == 1)
+        else values.contiguous()
+    )
 
 
 def _matrix(values: torch.Tensor) -> tuple[Span | None, int, int, int, int]:

@@ -129,8 +129,8 @@ def _row_dots(
 ):  # fmt: skip
     valid_rows = tl.minimum(tl.load(group_end_offsets + groups - 1), rows)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    each = tl.arange(0, GROUPS)
-    end = tl.load(group_end_offsets + each, mask=each < groups, other=2147483647)
+    index = tl.arange(0, GROUPS)
+    end = tl.load(group_end_offsets + index, mask=index < groups, other=2147483647)
     group = tl.sum((end[None, :] <= row[:, None]).to(tl.int32), 1)
     total = tl.zeros((BLOCK, WIDE), tl.float32)
     for start in range(0, cols, WIDE):

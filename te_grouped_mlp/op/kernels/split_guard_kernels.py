@@ -66,21 +66,21 @@ def _on(tensor: torch.Tensor) -> contextlib.AbstractContextManager[object]:
 @triton.jit(do_not_specialize=["groups", "rows", "shift", "full"])
 def check_sizes(sizes, out, report, groups, rows, shift, full, SIZE: tl.constexpr):
     """One program: all sizes are looked at together. The faults are those of `Fault`."""
-    each = tl.arange(0, SIZE)
-    inside = each < groups
-    size = tl.load(sizes + each, mask=inside, other=0).to(tl.int64)
+    group = tl.arange(0, SIZE)
+    inside = group < groups
+    size = tl.load(sizes + group, mask=inside, other=0).to(tl.int64)
     wrong = (size < 0) | (((size >> shift) << shift) != size)
-    first = tl.min(tl.where(wrong, each, SIZE), 0)
+    first = tl.min(tl.where(wrong, group, SIZE), 0)
     # Bounded, so that no sum of sizes runs over.
     total = tl.sum(tl.minimum(tl.maximum(size, 0), 1 << 40), 0)
     other = tl.where(total > rows, 2, tl.where((full != 0) & (total != rows), 3, 0))
     fault = tl.where(first < SIZE, 1, other)
-    tl.store(out + each, tl.where(fault == 0, size, 0), mask=inside)
+    tl.store(out + group, tl.where(fault == 0, size, 0), mask=inside)
     tl.store(out + groups, fault.to(tl.int64))
     if fault != 0:  # noqa: SIM102
         # Inside, since Triton evaluates both sides of `and`, and the host's memory is far away.
         if tl.load(report) == 0:
-            named = tl.sum(tl.where(each == first, size, 0), 0)
+            named = tl.sum(tl.where(group == first, size, 0), 0)
             value = tl.where(first < SIZE, named, total)
             value = tl.minimum(tl.maximum(value, -(1 << 40)), (1 << 40) - 1)
             index = tl.where(first < SIZE, first, 0).to(tl.int64)

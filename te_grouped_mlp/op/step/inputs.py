@@ -159,7 +159,7 @@ def read_call(
     problem: Problem,
     inputs: Inputs,
     prob: torch.Tensor,
-    host_splits: tuple[int, ...] | None,
+    sizes_on_host: tuple[int, ...] | None,
     env: Environment,
 ) -> Call:
     """Collect the facts of one call.
@@ -169,20 +169,20 @@ def read_call(
         problem: The facts of the ops.
         inputs: The checked arguments.
         prob: The probabilities as given; only requires_grad is read.
-        host_splits: The split sizes where the host can read them.
+        sizes_on_host: The split sizes where the host can read them.
         env: The machine.
 
     Raises:
         ValueError: Splits that the host can read do not fit the buffer or a promise about it.
     """
     rows = inputs.x.shape[0]
-    if host_splits is not None:
-        checks.split_values(host_splits, rows, problem.format.rows_multiple)
+    if sizes_on_host is not None:
+        checks.split_values(sizes_on_host, rows, problem.format.rows_multiple)
     return Call(
         rows=rows,
         dtype=DType.of(compute_dtype(inputs.weights[0][0])),
         prob_dtype=DType.FLOAT32 if inputs.prob is None else DType.of(inputs.prob.dtype),
-        rows_are_full=_rows_are_full(host_splits, rows, inputs.prob is None, env),
+        rows_are_full=_rows_are_full(sizes_on_host, rows, inputs.prob is None, env),
         wanted=_wanted(contexts, problem, inputs, prob),
         input_kind=(
             TensorKind.PREQUANTIZED if isinstance(inputs.x, GroupedTensor) else TensorKind.PLAIN
@@ -190,23 +190,23 @@ def read_call(
         unit_scale=inputs.prob is None,
         deterministic=determinism_requested(env.switches),
         format=problem.format,
-        split_multiple=None if host_splits is None else math.gcd(*host_splits, _LARGEST_TILE),
+        split_multiple=None if sizes_on_host is None else math.gcd(*sizes_on_host, _LARGEST_TILE),
     )
 
 
 def _rows_are_full(
-    host_splits: tuple[int, ...] | None, rows: int, unit: bool, env: Environment
+    sizes_on_host: tuple[int, ...] | None, rows: int, unit: bool, env: Environment
 ) -> bool:
     switches = env.switches
     if env.treat_rows_as_full is not None:
         return env.treat_rows_as_full
-    if host_splits is None:
+    if sizes_on_host is None:
         return unit or switches.full_rows
     if unit:
-        checks.full_rows(host_splits, rows, "the unit activation scale")
-    if switches.full_rows and is_single_group(len(host_splits)):
-        checks.full_rows(host_splits, rows, f"{FULL_ROWS_SWITCH}=1")
-    return sum(host_splits) == rows
+        checks.full_rows(sizes_on_host, rows, "the unit activation scale")
+    if switches.full_rows and is_single_group(len(sizes_on_host)):
+        checks.full_rows(sizes_on_host, rows, f"{FULL_ROWS_SWITCH}=1")
+    return sum(sizes_on_host) == rows
 
 
 def _wanted(

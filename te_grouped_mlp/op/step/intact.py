@@ -57,10 +57,10 @@ def read_ops(plan: Plan, fc1: Any, fc2: Any, owners: Owners) -> OpsState:
         return _UNREAD
     problem = plan.problem
     return OpsState(
-        quantizers.kept(fc2, "backward", 0),
+        quantizers.copied(fc2, "backward", 0),
         (
-            quantizers.kept(fc1, "forward", 1) if problem.fc1.distributed else None,
-            quantizers.kept(fc2, "forward", 1) if problem.fc2.distributed else None,
+            quantizers.copied(fc1, "forward", 1) if problem.fc1.distributed else None,
+            quantizers.copied(fc2, "forward", 1) if problem.fc2.distributed else None,
         ),
         (_versions(plan, problem.fc1, owners[0]), _versions(plan, problem.fc2, owners[1])),
     )
@@ -176,11 +176,11 @@ def _require_unwritten(state: SavedState, owners: Owners) -> None:
     Raises:
         RuntimeError: A parameter was written in place, or holds matrices of another kind.
     """
-    for label, weights, before, kept in (
+    for label, weights, before, saved in (
         ("FC1", owners[0], state.ops.versions[0], state.w1),
         ("FC2", owners[1], state.ops.versions[1], state.w2),
     ):
-        if kept is None:
+        if saved is None:
             continue
         if before and (now := _written(weights)) != before:
             index = next(i for i, count in enumerate(before) if now[i] != count)
@@ -189,8 +189,8 @@ def _require_unwritten(state: SavedState, owners: Owners) -> None:
                 f"inplace operation: {label} weight{index} is at version {now[index]}; expected "
                 f"{before[index]}"
             )
-        if not kept.format.is_block_scaled and not isinstance(kept.data, Stacked):
-            _require_same_kind(label, kept.data, kept.shape, state.plan)
+        if not saved.format.is_block_scaled and not isinstance(saved.data, Stacked):
+            _require_same_kind(label, saved.data, saved.shape, state.plan)
 
 
 def _written(weights: Sequence[torch.Tensor]) -> tuple[int, ...]:

@@ -186,8 +186,8 @@ def activations(state: SavedState) -> list[torch.Tensor]:
 
     Data and scales of both inputs and the pre-activation; the probabilities are the caller's.
     """
-    found = [tensor for tensor, _ in _row_prefix_tensors(state)]
-    return [tensor for tensor in found if tensor is not state.prob]
+    tensors = [tensor for tensor, _ in _row_prefix_tensors(state)]
+    return [tensor for tensor in tensors if tensor is not state.prob]
 
 
 def weight_copies(state: SavedState) -> list[torch.Tensor]:
@@ -195,23 +195,27 @@ def weight_copies(state: SavedState) -> list[torch.Tensor]:
 
     Parameters never do. What is a part of one, or kept for the next forward, lies there anyway.
     """
-    kept: list[torch.Tensor | None] = []
+    tensors: list[torch.Tensor | None] = []
     for weight in (state.w1, state.w2):
-        _take_weight(weight, kept)
-    return [each for each in kept if each is not None and not isinstance(each, torch.nn.Parameter)]
+        _take_weight(weight, tensors)
+    return [
+        tensor
+        for tensor in tensors
+        if tensor is not None and not isinstance(tensor, torch.nn.Parameter)
+    ]
 
 
 def _row_prefix_tensors(state: SavedState) -> list[tuple[torch.Tensor, bool]]:
-    found = []
+    tensors = []
     for operand in (state.x, state.activated):
         if operand is not None and isinstance(operand.column, QuantizedCopy):
-            found += [(operand.column.data, False), (operand.column.scale, True)]
+            tensors += [(operand.column.data, False), (operand.column.scale, True)]
         elif operand is not None and operand.plain is not None:
-            found.append((operand.plain, False))
-    found += [
+            tensors.append((operand.plain, False))
+    tensors += [
         (tensor, False) for tensor in (state.pre_activation, state.prob) if tensor is not None
     ]
-    return found
+    return tensors
 
 
 def _take_tokens(
@@ -229,11 +233,11 @@ def _take_tokens(
 
 
 def _put_tokens(
-    kept: _Tokens | None, rest: Iterator[Any], layout: GroupLayout, splits: Splits
+    facts: _Tokens | None, rest: Iterator[Any], layout: GroupLayout, splits: Splits
 ) -> GroupedOperand | None:
-    if kept is None:
+    if facts is None:
         return None
-    fmt, shape, copy = kept
+    fmt, shape, copy = facts
     if copy is None:
         return GroupedOperand(fmt, shape, layout, splits, None, None, next(rest))
     column = QuantizedCopy(next(rest), next(rest), *copy)
@@ -257,11 +261,11 @@ def _take_experts(experts: Experts, tensors: list[torch.Tensor | None]) -> _Stac
     return len(experts), False
 
 
-def _put_weight(kept: _Weight | None, rest: Iterator[Any]) -> WeightOperand | None:
-    if kept is None:
+def _put_weight(facts: _Weight | None, rest: Iterator[Any]) -> WeightOperand | None:
+    if facts is None:
         return None
-    fmt, shape, axis, swizzled, *stacking = kept
-    data, scale = [_put_experts(each, rest) for each in stacking]
+    fmt, shape, axis, swizzled, *stacking = facts
+    data, scale = [_put_experts(how, rest) for how in stacking]
     return WeightOperand(fmt, shape, axis, data, scale, swizzled)
 
 

@@ -105,13 +105,13 @@ def require_none_reported() -> None:
 
 def reported() -> list[str]:
     """Return what was wrong with splits since the last error that said so; waits for the device."""
-    found = []
+    reports = []
     for device, report in _reports.items():
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         value = int(report)
-        found += [_text(value)] if value else []
-    return found
+        reports += [_text(value)] if value else []
+    return reports
 
 
 def forget_reports() -> None:

@@ -43,21 +43,21 @@ def main_grad_targets(plan: Plan, owners: Owners, *, writes: bool = True) -> Tar
             or less memory than that takes.
     """
     problem = plan.problem
-    found: list[WgradTarget | None] = []
+    targets: list[WgradTarget | None] = []
     for kernel, spec, weights_of, label in (
         (Kernel.FC1_WGRAD, problem.fc1, owners[0], "FC1"),
         (Kernel.FC2_WGRAD, problem.fc2, owners[1], "FC2"),
     ):
         here = _WANTED[kernel] in plan.call.wanted and spec.main_grad and not spec.distributed
         if here and not hasattr(weights_of[0], "__fsdp_param__"):
-            found.append(
+            targets.append(
                 gradients.main_grad_target(
                     spec, weights_of, problem.num_groups, label, writes=writes
                 )
             )
         else:
-            found.append(None)
-    return found[0], found[1]
+            targets.append(None)
+    return targets[0], targets[1]
 
 
 def parameter_grads(
@@ -92,12 +92,12 @@ def parameter_grads(
     spec = plan.problem.fc1 if kernel is Kernel.FC1_WGRAD else plan.problem.fc2
     if bias_grad is not None:
         bias_grad = bias_grad.to(torch_dtype(plan.call.dtype))
-    given: Sequence[torch.Tensor | None] = [None] * len(owners)
+    weight_grads: Sequence[torch.Tensor | None] = [None] * len(owners)
     if _WANTED[kernel] in plan.call.wanted:
         assert x is not None
         assert dy is not None
-        given = _weight_grads(op, owners, plan, run, kernel, x, dy, target, owns_x=owns_x)
-    return gradients.in_registration_order(spec, given, bias_grad, plan.problem.num_groups)
+        weight_grads = _weight_grads(op, owners, plan, run, kernel, x, dy, target, owns_x=owns_x)
+    return gradients.in_registration_order(spec, weight_grads, bias_grad, plan.problem.num_groups)
 
 
 def _weight_grads(

@@ -43,7 +43,7 @@ __all__ = [
     "clear_tensor_data",
     "compute_dtype",
     "has_unit_scale",
-    "host_splits",
+    "sizes_on_host",
     "is_gemm_ready",
     "is_quantized",
     "leader",
@@ -82,12 +82,12 @@ def discrete(op: Any, kind: str) -> Sequence[torch.Tensor]:
     names, take = _names(kind, op.num_groups)
     try:
         # Not getattr: a module looks in three places, for hundreds of weights at every call.
-        found = take(op._parameters)
+        parameters = take(op._parameters)
     except KeyError:
         # Parametrizations and FSDP put something else than a parameter there.
         return [getattr(op, name) for name in names]
     # One name gives the bare value.
-    return found if isinstance(found, tuple) else (found,)
+    return parameters if isinstance(parameters, tuple) else (parameters,)
 
 
 @functools.cache
@@ -154,8 +154,8 @@ def _activation_facts(op: Any) -> tuple[Activation, tuple[tuple[str, Any], ...]]
         allowed = ", ".join(kind.value for kind in Activation if hasattr(basic, kind.value))
         raise TypeError(f"activation is {type(op).__name__}; allowed: {allowed}")
     values: list[tuple[str, Any]] = [("recompute", flag(op, "activation_recompute_in_mlp"))]
-    for each in kind.row.parameters:
-        values.append((each.name, each.read(op)))
+    for parameter in kind.row.parameters:
+        values.append((parameter.name, parameter.read(op)))
     if kind.row.is_gated:
         values.append(("interleave", op.glu_interleave_size or None))
     return kind, tuple(values)
@@ -214,7 +214,7 @@ def compute_dtype(weight: torch.Tensor) -> torch.dtype:
     return weight.dtype
 
 
-def host_splits(split_sizes: torch.Tensor, switches: Switches) -> tuple[int, ...] | None:
+def sizes_on_host(split_sizes: torch.Tensor, switches: Switches) -> tuple[int, ...] | None:
     """Return the split sizes where the host may read them: CPU tensors, or when checks are on.
 
     Synchronises with a GPU only under NVTE_GROUPED_MLP_CHECK=1.
@@ -236,7 +236,7 @@ def read_splits(
 
     Args:
         split_sizes: int32 or int64 (G,).
-        sizes_on_host: The result of `host_splits`.
+        sizes_on_host: The result of `sizes_on_host`.
         plan: Of the call; quantizing tokens takes element offsets of each width, the kernels on
             plain values take int32 row offsets.
         device: The op's device.

@@ -38,10 +38,10 @@ def clear(*names: str) -> None:
         *names: Of the cached function in upstream's module; a class and its method are two.
     """
     packages.forget()
-    found: Any = sys.modules.get(UPSTREAM_NAME)
+    function: Any = sys.modules.get(UPSTREAM_NAME)
     for name in names:
-        found = getattr(found, name, None)
-    forget = getattr(found, "cache_clear", None)
+        function = getattr(function, name, None)
+    forget = getattr(function, "cache_clear", None)
     if forget is not None:
         forget()
 
@@ -70,13 +70,13 @@ def version_at_least(min_version: str) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    found = []
+    numbers = []
     for part in version.split("."):
         digits = part[: len(part) - len(part.lstrip("0123456789"))]
         if not digits:
             break
-        found.append(int(digits))
-    return tuple(found)
+        numbers.append(int(digits))
+    return tuple(numbers)
 
 
 @probe("_cudnn_frontend_version_supported")
@@ -169,8 +169,8 @@ def deterministic_algorithms_required() -> bool:
 def replaced(name: str) -> Callable[..., Any] | None:
     """Return what stands in the fused op's module in the place of a probe, or None for ours."""
     module = sys.modules.get(TARGET)
-    found = None if module is None else vars(module).get(name)
-    return None if found is PROBES[name] else found
+    function = None if module is None else vars(module).get(name)
+    return None if function is PROBES[name] else function
 
 
 def refusal(kind: Activation | None) -> Reject | None:

@@ -149,8 +149,8 @@ def _make_e4m3(op: Any) -> bool:
 
 def _name(quantizer: Any) -> str:
     dtype = getattr(quantizer, "dtype", None)
-    made = getattr(dtype, "name", dtype)
-    return type(quantizer).__name__ if made is None else f"{type(quantizer).__name__} to {made}"
+    name = getattr(dtype, "name", dtype)
+    return type(quantizer).__name__ if name is None else f"{type(quantizer).__name__} to {name}"
 
 
 def own(quantizer: Any, *, row: bool, column: bool, swizzled: bool) -> Any:
@@ -169,7 +169,7 @@ def own(quantizer: Any, *, row: bool, column: bool, swizzled: bool) -> Any:
     return copy
 
 
-def kept(op: Any, mode: str, index: int) -> Any:
+def copied(op: Any, mode: str, index: int) -> Any:
     """Return a copy of a quantizer of an op, for a later pass; None without one.
 
     Between the passes of a call TE may replace the op's quantizers, or drop them.
@@ -195,8 +195,8 @@ def require_readable(name: str, tensor: Any, *, block_scaled: bool) -> None:
     if not block_scaled:
         raise ValueError(f"{name} is a GroupedTensor; allowed without a recipe: a plain tensor")
     quantizer = tensor.quantizer
-    made = None if quantizer is None else getattr(quantizer, "dtype", None)
-    if made is not None and int(made) != _E4M3:
+    dtype = None if quantizer is None else getattr(quantizer, "dtype", None)
+    if dtype is not None and int(dtype) != _E4M3:
         raise ValueError(f"{name} is a GroupedTensor of {_name(quantizer)}; allowed: kFloat8E4M3")
 
 

@@ -161,7 +161,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
             memory in attributes), a list or tuple of these, or anything else.
     """
     if isinstance(value, (list, tuple)):
-        return [found for item in value for found in tensors_in(item)]
+        return [tensor for item in value for tensor in tensors_in(item)]
     if hasattr(value, "get_data_tensors"):
         return [part for part in vars(value).values() if isinstance(part, torch.Tensor)]
     return [value] if isinstance(value, torch.Tensor) else []

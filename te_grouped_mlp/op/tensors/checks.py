@@ -200,8 +200,8 @@ def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
     if not first.numel() or not second.numel():
         return False
     start, other = first.data_ptr(), second.data_ptr()
-    ends = start + capacity.extent(first), other + capacity.extent(second)
-    return bool(start < ends[1] and other < ends[0])
+    limits = start + capacity.extent(first), other + capacity.extent(second)
+    return bool(start < limits[1] and other < limits[0])
 
 
 def gradient(name: str, tensor: torch.Tensor, shape: tuple[int, ...], device: torch.device) -> None:

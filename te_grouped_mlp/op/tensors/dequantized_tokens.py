@@ -57,13 +57,13 @@ def operand(
         return free.pop() if free else memory.empty(shape, torch.bfloat16, device)
 
     row_values, column_values = values(row), values(column and not keep_quantized_for_backward)
-    kept = _bytes(shape, plan, device) if column and keep_quantized_for_backward else None
+    column_bytes = _bytes(shape, plan, device) if column and keep_quantized_for_backward else None
     if rows and (row or column):
         block_scale.quantize(
             plain if plain.stride(1) == 1 else plain.contiguous(),
             splits.group_end_offsets,
-            column_data=None if kept is None else kept.data,
-            column_scale=None if kept is None else kept.scale,
+            column_data=None if column_bytes is None else column_bytes.data,
+            column_scale=None if column_bytes is None else column_bytes.scale,
             row_values=row_values,
             column_values=column_values,
             gate_linear_interleaved=gate_linear_interleaved,
@@ -75,7 +75,7 @@ def operand(
         plan.layout,
         splits,
         None if row_values is None else DequantizedCopy(row_values, Axis.ROW),
-        kept if column_values is None else DequantizedCopy(column_values, Axis.COLUMN),
+        column_bytes if column_values is None else DequantizedCopy(column_values, Axis.COLUMN),
     )
 
 

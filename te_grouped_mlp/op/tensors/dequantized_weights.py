@@ -79,10 +79,10 @@ def of_plain(
             two_d=two_d,
         )
 
-    def copy(axis: Axis, made: torch.Tensor | None) -> WeightOperand | None:
-        if made is None:
+    def copy(axis: Axis, stack: torch.Tensor | None) -> WeightOperand | None:
+        if stack is None:
             return None
-        return WeightOperand(MXFP8, shape, axis, Stacked(made, source.reversed_experts))
+        return WeightOperand(MXFP8, shape, axis, Stacked(stack, source.reversed_experts))
 
     return WeightCopies(copy(Axis.ROW, row_values), copy(Axis.COLUMN, column_values))
 
@@ -118,7 +118,7 @@ def _bytes(experts: Experts) -> torch.Tensor:
     packed = stacking.packed_bytes(experts)
     if packed is not None:
         return packed
-    return torch.stack([each.view(torch.uint8).reshape(-1) for each in experts])
+    return torch.stack([expert.view(torch.uint8).reshape(-1) for expert in experts])
 
 
 def content_name(
@@ -142,7 +142,7 @@ def content_name(
     if any(map(torch.Tensor.is_inference, counted)):
         return None
     addresses = tuple(map(torch.Tensor.data_ptr, weights))
-    versions = tuple([each._version for each in counted])
+    versions = tuple([tensor._version for tensor in counted])
     return addresses, versions, two_d, _stream(weights[0].device)
 
 
@@ -183,7 +183,7 @@ def keep_for_reuse(
     if content is None:
         return
     _forget_at_steps()
-    storages = {each._cdata: each for each in map(torch.Tensor.untyped_storage, weights)}
+    storages = {storage._cdata: storage for storage in map(torch.Tensor.untyped_storage, weights)}
     _reusable[owner] = _Entry(content, tuple(map(StorageWeakRef, storages.values())), copies)
 
 

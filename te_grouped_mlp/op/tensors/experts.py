@@ -112,12 +112,12 @@ def of_storages(storages: Sequence[Any], shape: tuple[int, int]) -> WeightCopies
         row = column = None
         # Four plain loops: half the time of an attribute getter, over hundreds of tensors.
         if storages[0]._rowwise_data is not None:
-            data = tuple([each._rowwise_data for each in storages])
-            scale = tuple([each._rowwise_scale_inv for each in storages])
+            data = tuple([storage._rowwise_data for storage in storages])
+            scale = tuple([storage._rowwise_scale_inv for storage in storages])
             row = WeightOperand(MXFP8, shape, Axis.ROW, data, scale, swizzled)
         if storages[0]._columnwise_data is not None:
-            data = tuple([each._columnwise_data for each in storages])
-            scale = tuple([each._columnwise_scale_inv for each in storages])
+            data = tuple([storage._columnwise_data for storage in storages])
+            scale = tuple([storage._columnwise_scale_inv for storage in storages])
             column = WeightOperand(MXFP8, shape, Axis.COLUMN, data, scale, swizzled)
     except AttributeError:
         return None

@@ -157,6 +157,6 @@ class WeightCopies:
 @functools.cache
 def torch_dtype(dtype: object) -> torch.dtype:
     """Return the torch dtype of a `formats.DType` member."""
-    found = getattr(torch, dtype.value)  # type: ignore[attr-defined]
-    assert isinstance(found, torch.dtype)
-    return found
+    converted = getattr(torch, dtype.value)  # type: ignore[attr-defined]
+    assert isinstance(converted, torch.dtype)
+    return converted

@@ -46,15 +46,15 @@ def ready(
     }
     rows, features = (int(size) for size in grouped.logical_shape)
     if grouped._with_gemm_swizzled_scales or not features % SCALE_TILE_OUTER:
-        found = tex.group_requantize_inplace(
+        values = tex.group_requantize_inplace(
             grouped_x=grouped,
             quantizer=quantizer,
             otype=otype,
             return_dequantized=return_dequantized,
             **groups,
         )
-        assert found is None or isinstance(found, torch.Tensor)
-        return found
+        assert values is None or isinstance(values, torch.Tensor)
+        return values
     _require_rows_alone(grouped, quantizer)
     values = None
     if quantizer.columnwise_usage or return_dequantized:
@@ -65,9 +65,9 @@ def ready(
     if quantizer.columnwise_usage:
         own = quantizer.copy()
         own.set_usage(rowwise=False, columnwise=True)
-        made = tex.group_quantize(tensor=values, quantizer=own, **groups)
-        grouped.columnwise_data = made.columnwise_data
-        grouped.columnwise_scale_inv = made.columnwise_scale_inv
+        column = tex.group_quantize(tensor=values, quantizer=own, **groups)
+        grouped.columnwise_data = column.columnwise_data
+        grouped.columnwise_scale_inv = column.columnwise_scale_inv
     return values if return_dequantized else None
 
 

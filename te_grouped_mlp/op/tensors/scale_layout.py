@@ -100,10 +100,10 @@ def tiled_rows(scales: Any, rows: int, cols: int) -> Any:
     blocks = -(-cols // 32)
     inner_tiles = -(-blocks // SCALE_TILE_INNER)
     tiles = scales.view(outer_tiles, 4, 32, inner_tiles, SCALE_TILE_INNER)
-    found = tiles.permute(0, 3, 2, 1, 4).contiguous()
+    tiled = tiles.permute(0, 3, 2, 1, 4).contiguous()
     if blocks % SCALE_TILE_INNER:
-        found[:, -1, ..., blocks % SCALE_TILE_INNER :] = 0
-    return found.view(-1)
+        tiled[:, -1, ..., blocks % SCALE_TILE_INNER :] = 0
+    return tiled.view(-1)
 
 
 def compact_rows(scales: Any, rows: int, cols: int) -> Any:

@@ -39,8 +39,8 @@ class Stacked:
         return self.values[-1 - expert if self.reversed_experts else expert]
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        each = self.values.unbind(0)
-        return iter(each[::-1] if self.reversed_experts else each)
+        experts = self.values.unbind(0)
+        return iter(experts[::-1] if self.reversed_experts else experts)
 
 
 Scattered: TypeAlias = tuple[torch.Tensor, ...]
@@ -90,9 +90,9 @@ def _ask_each(tensors: Sequence[Any]) -> int | None:
         return None
     # Whole lists instead of a loop over hundreds of tensors.
     if (
-        [each.layout for each in tensors].count(first.layout) != count
-        or [each.dtype for each in tensors].count(first.dtype) != count
-        or [each.device for each in tensors].count(first.device) != count
+        [tensor.layout for tensor in tensors].count(first.layout) != count
+        or [tensor.dtype for tensor in tensors].count(first.dtype) != count
+        or [tensor.device for tensor in tensors].count(first.device) != count
         or list(map(torch.Tensor.size, tensors)).count(first.shape) != count
         or list(map(torch.Tensor.stride, tensors)).count(first.stride()) != count
     ):
@@ -126,8 +126,8 @@ def require(
     """
     step = uniform_stride(tensors)
     if step is None or (cut and not _have_memory(tensors, step)):
-        for index, each in enumerate(tensors):
-            check(name.format(index), each)
+        for index, tensor in enumerate(tensors):
+            check(name.format(index), tensor)
     else:
         check(name.format(0), tensors[0])
     return step
@@ -145,7 +145,7 @@ def _have_memory(tensors: Sequence[torch.Tensor], step: int) -> bool:
         return False
     if not any(map(torch.Tensor.storage_offset, tensors)):
         return True
-    return all(capacity.held(each) >= needed for each in tensors)
+    return all(capacity.held(tensor) >= needed for tensor in tensors)
 
 
 def as_stacked_view(experts: Experts | Sequence[torch.Tensor]) -> Stacked | None:

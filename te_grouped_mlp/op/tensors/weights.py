@@ -207,7 +207,7 @@ def _quantized_each(
     ]
     copies = experts.of_storages(storages, (spec.out_features, spec.in_features))
     if copies is None:
-        kinds = ", ".join(sorted({type(each).__name__ for each in storages}))
+        kinds = ", ".join(sorted({type(weight).__name__ for weight in storages}))
         raise TypeError(f"quantized weights are {kinds}; allowed: MXFP8 tensors")
     return copies
 
@@ -223,14 +223,14 @@ def _in_dtype(held: WeightCopies, dtype: torch.dtype) -> WeightCopies:
     if isinstance(data, Stacked):
         values = Stacked(data.values.detach().to(dtype), data.reversed_experts)
     else:
-        values = tuple([each.detach().to(dtype) for each in data])
+        values = tuple([weight.detach().to(dtype) for weight in data])
     return experts.plain(shape, values, values)
 
 
 def _ask_each(weights: Sequence[Any], spec: LinearSpec, dtype: torch.dtype) -> WeightCopies:
     """Return the values of weights of several kinds, or quantized ones, in a dtype."""
     storages = experts.storages_in(weights[0]) if spec.single_grouped_weight else weights
-    values = tuple([_value(each, dtype) for each in storages])
+    values = tuple([_value(weight, dtype) for weight in storages])
     return experts.plain((spec.out_features, spec.in_features), values, values)
 
 

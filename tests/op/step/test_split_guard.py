@@ -50,7 +50,7 @@ def _unread(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
     if not request.node.get_closest_marker("gpu"):
         from te_grouped_mlp.op.te import adapter
 
-        monkeypatch.setattr(adapter, "host_splits", lambda sizes, switches: None)
+        monkeypatch.setattr(adapter, "sizes_on_host", lambda sizes, switches: None)
     yield
     split_guard.forget_reports()
 
@@ -105,6 +105,18 @@ def test_splits_that_do_not_fit_give_nan_and_are_named_by_the_next_call(
     # Said once: the step after it is right.
     values = run(case, None, device).values()
     assert not any(value.isnan().any() for value in values if value is not None)
+
+
+def test_the_next_forward_names_them_where_no_backward_follows() -> None:
+    model, inputs = step.make_model(MXFP8), step.make_inputs(MXFP8)
+    good = inputs.split_sizes.clone()
+    with torch.no_grad():
+        inputs.split_sizes.copy_(torch.tensor(UNALIGNED["unaligned"]))
+        step.forward(model, MXFP8, inputs)
+        inputs.split_sizes.copy_(good)
+        with pytest.raises(RuntimeError, match="earlier step split_sizes"):
+            step.forward(model, MXFP8, inputs)
+        step.forward(model, MXFP8, inputs)
 
 
 def test_the_backward_of_a_step_names_its_own_splits() -> None:

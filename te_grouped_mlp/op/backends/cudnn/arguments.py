@@ -319,7 +319,7 @@ def _unary(spec: ActivationSpec) -> dict[str, tuple[Any, Any]]:
 
 def _parameters(spec: ActivationSpec) -> dict[str, float]:
     return {
-        name: getattr(spec, each.name) * factor
-        for each in spec.kind.row.parameters
-        for name, factor in each.frontend.items()
+        name: getattr(spec, parameter.name) * factor
+        for parameter in spec.kind.row.parameters
+        for name, factor in parameter.frontend.items()
     }

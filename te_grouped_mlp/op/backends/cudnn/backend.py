@@ -240,10 +240,10 @@ def _dact_result(
     if epilogue.want_column:
         column = views.quantized_copy(out["d_col_tensor"], out["sfd_col_tensor"], Axis.COLUMN)
     if epilogue.want_activated:
-        made = views.quantized_copy(
+        activated_copy = views.quantized_copy(
             out["d_srelu_tensor"], out["sfd_col_d_srelu_tensor"], Axis.COLUMN
         )
-        activated = outputs.operand(plan, splits, None, made)
+        activated = outputs.operand(plan, splits, None, activated_copy)
     if epilogue.want_bias_grad:
         bias_grad = out["dbias_tensor"].squeeze(-1).float()
     return DactResult(

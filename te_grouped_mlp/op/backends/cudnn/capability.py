@@ -41,10 +41,12 @@ _NEEDED = {
     "quant": (RUNTIME_OFFSETS, "d_tensor"),
     "wgrad": ("wgrad_ptrs",),
 }
+ASKED = frozenset({DETERMINISTIC, *itertools.chain.from_iterable(_NEEDED.values())})
+"""Arguments of wrappers that decide, besides those of an activation's parameters."""
 
 
 @dataclass(frozen=True)
-class Host:
+class Placement:
     """Where the kernels are: on a GPU behind TE's extension; or emulated, or simulated by tests, on
     a CPU.
     """
@@ -53,22 +55,24 @@ class Host:
     standalone: bool = False
 
 
-GPU = Host()
-EMULATED = Host(device="cpu", standalone=True)
+GPU = Placement()
+EMULATED = Placement(device="cpu", standalone=True)
 
 
-def host_of(env: Environment) -> Host:
+def placement_of(env: Environment) -> Placement:
     """Return where the kernels are on this machine."""
     return EMULATED if env.emulated else GPU
 
 
-def refusal(problem: Problem, env: Environment, host: Host | None = None) -> Reject | None:
+def refusal(
+    problem: Problem, env: Environment, placement: Placement | None = None
+) -> Reject | None:
     """Return the first cause for which no call of `problem` could run here, or None."""
-    return next(_problem_refusals(problem, env, host or host_of(env)), None)
+    return next(_problem_refusals(problem, env, placement or placement_of(env)), None)
 
 
 def plan_launches(
-    problem: Problem, call: Call, env: Environment, host: Host | None = None
+    problem: Problem, call: Call, env: Environment, placement: Placement | None = None
 ) -> tuple[Launch, ...] | Reject:
     """Return the launches that the call needs, in order, or the first cause that rules it out.
 
@@ -76,19 +80,21 @@ def plan_launches(
         problem: The facts of the fused op.
         call: The facts of the call.
         env: The machine; its wrappers decide row extents and determinism.
-        host: Where the kernels are; None for what `env` says.
+        placement: Where the kernels are; None for what `env` says.
 
     Returns:
         Every launch of the forward and of the backward. Those that add with float atomics under
         this call do not name the sums as deterministic, and say why.
     """
-    found = refusal(problem, env, host) or next(_call_refusals(call), None)
-    return found if found is not None else tuple(_launches(problem, call, env))
+    reject = refusal(problem, env, placement) or next(_call_refusals(call), None)
+    return reject if reject is not None else tuple(_launches(problem, call, env))
 
 
-def plan(problem: Problem, call: Call, env: Environment, host: Host | None = None) -> Plan | Reject:
+def plan(
+    problem: Problem, call: Call, env: Environment, placement: Placement | None = None
+) -> Plan | Reject:
     """Plan a call, or say why it is refused; arguments as of `plan_launches`."""
-    launches = plan_launches(problem, call, env, host)
+    launches = plan_launches(problem, call, env, placement)
     return planned(NAME, problem, call, launches, split_multiple=ROWS_MULTIPLE)
 
 
@@ -100,11 +106,11 @@ def runs_deterministic(problem: Problem, call: Call, env: Environment) -> bool:
     return call.deterministic and _determinism_gap(problem, call, env) is None
 
 
-def _problem_refusals(problem: Problem, env: Environment, host: Host) -> Iterator[Reject]:
-    if problem.device != host.device:
-        yield Reject(Reason.DEVICE, f"device is {problem.device}; allowed: {host.device}")
+def _problem_refusals(problem: Problem, env: Environment, placement: Placement) -> Iterator[Reject]:
+    if problem.device != placement.device:
+        yield Reject(Reason.DEVICE, f"device is {problem.device}; allowed: {placement.device}")
     yield from _architecture_refusals(env)
-    if env.standalone and not host.standalone:
+    if env.standalone and not placement.standalone:
         yield Reject(Reason.PACKAGE, "Transformer Engine's extension is not installed")
     yield from _frontend_refusals(problem, env)
     if problem.recipe is not RecipeKind.MXFP8:
@@ -152,8 +158,8 @@ def _frontend_refusals(problem: Problem, env: Environment) -> Iterator[Reject]:
             if not env.wrapper_takes(wrapper, argument):
                 detail = f"the installed frontend is too old: {wrapper} has no argument {argument}"
                 yield Reject(Reason.PACKAGE, detail)
-    for each, wrapper in itertools.product(kind.row.parameters, through_activation):
-        for argument in each.frontend:
+    for parameter, wrapper in itertools.product(kind.row.parameters, through_activation):
+        for argument in parameter.frontend:
             if not env.wrapper_takes(wrapper, argument):
                 detail = f"{wrapper} has no argument {argument}, which {kind.value} needs"
                 yield Reject(Reason.WRAPPER, detail)
@@ -161,10 +167,10 @@ def _frontend_refusals(problem: Problem, env: Environment) -> Iterator[Reject]:
 
 def _parameter_refusals(problem: Problem) -> Iterator[Reject]:
     """Refuse parameters that a kernel divides by and its wrapper does not look at."""
-    for each in problem.activation.kind.row.parameters:
-        value: float = getattr(problem.activation, each.name)
-        if each.is_divisor and not value > 0:
-            yield Reject(Reason.OPTION, f"{each.name} is {value}; allowed: positive values")
+    for parameter in problem.activation.kind.row.parameters:
+        value: float = getattr(problem.activation, parameter.name)
+        if parameter.is_divisor and not value > 0:
+            yield Reject(Reason.OPTION, f"{parameter.name} is {value}; allowed: positive values")
 
 
 def _call_refusals(call: Call) -> Iterator[Reject]:
@@ -173,7 +179,7 @@ def _call_refusals(call: Call) -> Iterator[Reject]:
     if call.dtype not in _DTYPES:
         yield Reject(Reason.DTYPE, f"dtype is {call.dtype.value}; allowed: bfloat16, float16")
     if call.prob_dtype not in _PROB_DTYPES:
-        allowed = ", ".join(each.value for each in _PROB_DTYPES)
+        allowed = ", ".join(dtype.value for dtype in _PROB_DTYPES)
         detail = f"probability dtype is {call.prob_dtype.value}; allowed: {allowed}"
         yield Reject(Reason.DTYPE, detail)
     if call.rows % ROWS_MULTIPLE:
@@ -227,8 +233,10 @@ def _dact_launch(
             "whose kernel adds with float atomics because no deterministic result was asked for; "
             "ask before the forward"
         )
-    kept = frozenset() if cause else sums
-    return Launch(Kernel.DACT_DGRAD, extents, outputs=sums, deterministic=kept, cause=cause)
+    deterministic = frozenset() if cause else sums
+    return Launch(
+        Kernel.DACT_DGRAD, extents, outputs=sums, deterministic=deterministic, cause=cause
+    )
 
 
 def _determinism_gap(problem: Problem, call: Call, env: Environment) -> str | None:

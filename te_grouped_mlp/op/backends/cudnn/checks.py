@@ -89,25 +89,25 @@ def end_offsets(splits: Splits, groups: int) -> torch.Tensor:
     return group_end_offsets
 
 
-def split_sizes(host: Sequence[int] | None, rows: int) -> None:
+def split_sizes(sizes: Sequence[int] | None, rows: int) -> None:
     """Check the rows of every expert, where the host can read them.
 
     Args:
-        host: Split sizes, or None where they are on the device only.
+        sizes: Split sizes, or None where they are on the device only.
         rows: Of the buffer.
 
     Raises:
         ValueError: A size is no multiple of 256, or all of them exceed the buffer.
     """
-    for index, size in enumerate(host or ()):
+    for index, size in enumerate(sizes or ()):
         if size < 0 or size % ROWS_MULTIPLE:
             raise ValueError(
                 f"splits[{index}] is {size}; the cudnn backend allows multiples of "
                 f"{ROWS_MULTIPLE}, since a tile of a kernel has that many rows and would run into "
                 "the next expert (NVTE_GROUPED_MLP_BACKEND names another backend)"
             )
-    if host is not None and sum(host) > rows:
-        raise ValueError(f"splits sum to {sum(host)}; the buffer has {rows} rows")
+    if sizes is not None and sum(sizes) > rows:
+        raise ValueError(f"splits sum to {sum(sizes)}; the buffer has {rows} rows")
 
 
 def float_rows(name: str, tensor: torch.Tensor, rows: int) -> None:

@@ -45,6 +45,6 @@ class WrapperLaunch:
             keep: What holds memory that the keywords know by address alone. It must live until the
                 launch is queued: the wrapper allocates, and would be given that memory.
         """
-        found = streams.launch(self._wrapper, self._device, self.at, keywords)
+        outputs = streams.launch(self._wrapper, self._device, self.at, keywords)
         del keep
-        return found
+        return outputs

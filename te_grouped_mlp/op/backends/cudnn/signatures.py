@@ -19,8 +19,8 @@ def wrapper(name: str) -> Callable[..., Any]:
     Raises:
         ImportError, AttributeError: The frontend is not there, or lacks it.
     """
-    found: Callable[..., Any] = getattr(importlib.import_module("cudnn"), WRAPPERS[name])
-    return found
+    function: Callable[..., Any] = getattr(importlib.import_module("cudnn"), WRAPPERS[name])
+    return function
 
 
 @remembered
@@ -48,13 +48,13 @@ def fitting(
     Raises:
         ValueError: The wrapper lacks an argument and leaving it out would change the result.
     """
-    found = dict(needed)
+    keywords = dict(needed)
     lacking = needed.keys() - takes
     for name, (value, default) in optional.items():
         if name in takes:
-            found[name] = value
+            keywords[name] = value
         elif value is not default and name not in droppable:
             lacking |= {name}
     if lacking:
         raise ValueError(f"wrapper {wrapper} has no argument {', '.join(sorted(lacking))}")
-    return found
+    return keywords

@@ -62,7 +62,7 @@ def _capture_id(handle: int) -> int:
     # The frontend depends on this package, so it is there where its kernels are. Before CUDA 13 the
     # plain name is a query that fails where an edge of the graph has data.
     runtime = importlib.import_module("cuda.bindings.runtime")
-    name = next(each for each in _CAPTURE_QUERIES if hasattr(runtime, each))
+    name = next(query for query in _CAPTURE_QUERIES if hasattr(runtime, query))
     error, _, identity, *_ = getattr(runtime, name)(handle)
     if int(error):
         raise RuntimeError(f"{name} of stream {handle} failed: {error}")
@@ -94,9 +94,9 @@ def launch(
     if arguments.get("descriptor_workspace") is None:
         take_turn(name, device, at)
     function = wrapper(name)
-    found: Mapping[str, Any] = function(**arguments)
+    outputs: Mapping[str, Any] = function(**arguments)
     forget_old_shapes(name, function)
-    return found
+    return outputs
 
 
 def take_turn(name: str, device: torch.device, at: Lane) -> None:
@@ -109,7 +109,7 @@ def take_turn(name: str, device: torch.device, at: Lane) -> None:
     before = streams.pop(at.capture, None)
     streams[at.capture] = at.stream
     if len(streams) > _CAPTURES_KEPT:
-        del streams[next(each for each in streams if each not in (None, at.capture))]
+        del streams[next(capture for capture in streams if capture not in (None, at.capture))]
     if before is not None and at.stream is not None and before != at.stream:
         at.stream.wait_stream(before)
 
@@ -147,11 +147,11 @@ def wgrad_workspace(
         return None
     size = getattr(importlib.import_module("cudnn"), _WORKSPACE_SIZE)(groups, output_mode=mode)
     key = (kernel, device, at.handle, at.capture is not None, size)
-    found = _workspaces.get(key)
-    if found is None or found[0] != at.capture:
-        found = at.capture, memory.empty((size,), torch.uint8, device)
-        _workspaces[key] = found
-    return found[1]
+    entry = _workspaces.get(key)
+    if entry is None or entry[0] != at.capture:
+        entry = at.capture, memory.empty((size,), torch.uint8, device)
+        _workspaces[key] = entry
+    return entry[1]
 
 
 _ones: dict[tuple[torch.device, int | None], list[torch.Tensor]] = {}

@@ -102,11 +102,13 @@ def _matrix(copy: QuantizedCopy) -> Any:
     storage = importlib.import_module("transformer_engine.pytorch.tensor.storage")
     rows, cols = copy.data.shape
     wanted = row_scale_shape if copy.axis is Axis.ROW else column_scale_shape
-    found = (
+    data_and_scale = (
         copy.data.view(torch.uint8),
         copy.scale.view(torch.uint8).view(wanted(rows, cols, MXFP8)),
     )
-    row, column = (found, (None, None)) if copy.axis is Axis.ROW else ((None, None), found)
+    row, column = (
+        (data_and_scale, (None, None)) if copy.axis is Axis.ROW else ((None, None), data_and_scale)
+    )
     return storage.mxfp8_tensor_storage.MXFP8TensorStorage(
         *row, *column, _e4m3(), None, copy.swizzled, fake_dtype=torch.bfloat16
     )

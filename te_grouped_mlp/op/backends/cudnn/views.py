@@ -60,14 +60,14 @@ class WeightArguments:
         major: "k" if the contracted columns lie together in memory, else "n".
         stacked: E4M3 (N, K, G) and the six-dimensional view of its scales; or None.
         tables: int64 (G,) addresses of the data and of the scales; or None.
-        kept: Memory that the tables point at; this object must live until the launch is queued.
+        owners: Memory that the tables point at; this object must live until the launch is queued.
     """
 
     n: int
     major: str
     stacked: tuple[torch.Tensor, torch.Tensor] | None = None
     tables: tuple[torch.Tensor, torch.Tensor] | None = None
-    kept: tuple[Any, ...] = ()
+    owners: tuple[Any, ...] = ()
 
 
 def tokens(
@@ -110,16 +110,16 @@ def weights(w: WeightOperand) -> WeightArguments:
         if data is None or scales is None:
             parts = _readable(w.scale)
             tables = te_calls.addresses(w.data, device), te_calls.addresses(parts, device)
-            return WeightArguments(n, major, tables=tables, kept=(w.data, parts))
+            return WeightArguments(n, major, tables=tables, owners=(w.data, parts))
         scales = alignment.readable(scales)
     else:
         *both, scales = te_calls.swizzled_tables(w, device)
         if data is None:
-            return WeightArguments(n, major, tables=(both[0], both[1]), kept=(w.data, scales))
+            return WeightArguments(n, major, tables=(both[0], both[1]), owners=(w.data, scales))
     view = to_kernel_view(scales.view(-1).view(E8M0), n, -(-k // MXFP8.block), w.num_groups)
     order = (1, 2, 0) if forward else (2, 1, 0)
     matrices = data.view(E4M3).view(w.num_groups, *w.shape).permute(order)
-    return WeightArguments(n, major, stacked=(matrices, view), kept=(scales,))
+    return WeightArguments(n, major, stacked=(matrices, view), owners=(scales,))
 
 
 def _readable(scales: Experts) -> Experts:

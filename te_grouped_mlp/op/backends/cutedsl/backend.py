@@ -65,11 +65,11 @@ class CuteDslBackend:
             pre = memory.empty((rows, w.shape[0]), torch.bfloat16, a.device)
         if rows:
             self._launch_fc1_act(plan, a, b, x.splits, epilogue, pre, activated)
-        made = _operand(
+        operand = _operand(
             plan, x.splits, activated,
             row=True, column=epilogue.want_column, keep_quantized_for_backward=True,
         )  # fmt: skip
-        return Fc1Result(made, pre)
+        return Fc1Result(operand, pre)
 
     def _launch_fc1_act(
         self,
@@ -147,12 +147,12 @@ class CuteDslBackend:
         prob = arguments.per_row(epilogue.prob)
 
         grad = memory.empty((rows, n * spec.expansion), torch.bfloat16, a.device)
-        made = partials = None
+        activated = partials = None
         if epilogue.want_activated:
-            made = memory.empty((rows, n), torch.bfloat16, a.device)
+            activated = memory.empty((rows, n), torch.bfloat16, a.device)
         launch = launcher_of(
             plan.problem, a.device.index, keys.dact_dgrad, target_arch(),
-            _dtype(prob), epilogue.want_dprob, made is not None, b.reversed_experts,
+            _dtype(prob), epilogue.want_dprob, activated is not None, b.reversed_experts,
         )  # fmt: skip
         if epilogue.want_dprob:
             partials = memory.empty((-(-n // launch.tile.n), rows), torch.float32, a.device).t()
@@ -160,9 +160,9 @@ class CuteDslBackend:
             launch(
                 a, b.values, grad, arguments.addressable(pre_activation),
                 arguments.int32_offsets(dy.splits),
-                prob=prob, row_partials=partials, activated=made,
+                prob=prob, row_partials=partials, activated=activated,
             )  # fmt: skip
-        return _finished(plan, dy.splits, grad, partials, made, epilogue)
+        return _finished(plan, dy.splits, grad, partials, activated, epilogue)
 
     def wgrad(
         self, plan: Plan, kernel: Kernel, x: GroupedOperand, dy: GroupedOperand, target: WgradTarget
@@ -192,7 +192,7 @@ def _finished(
     splits: Splits,
     grad: torch.Tensor,
     partials: torch.Tensor | None,
-    made: torch.Tensor | None,
+    activated_values: torch.Tensor | None,
     epilogue: DactEpilogue,
 ) -> DactResult:
     """Reduce the row partials of `dact_dgrad`, and make its operands."""
@@ -213,9 +213,9 @@ def _finished(
         if spec.is_gated:
             bias_grad = arguments.out_of_pairs(bias_grad, spec.interleave)
     activated = None
-    if made is not None:
+    if activated_values is not None:
         activated = _operand(
-            plan, splits, made,
+            plan, splits, activated_values,
             row=False, column=True, keep_quantized_for_backward=problem.fc2.delay_wgrad,
         )  # fmt: skip
     result = _operand(
@@ -239,7 +239,7 @@ def _operand(plan: Plan, splits: Splits, values: torch.Tensor, **usages: bool) -
 def _dtype(tensor: torch.Tensor | None) -> DType | None:
     if tensor is None:
         return None
-    found = _DTYPES.get(tensor.dtype)
-    if found is None:
+    dtype = _DTYPES.get(tensor.dtype)
+    if dtype is None:
         raise ValueError(f"dtype is {tensor.dtype}; allowed: torch.bfloat16, torch.float32")
-    return found
+    return dtype

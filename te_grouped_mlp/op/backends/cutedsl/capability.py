@@ -55,10 +55,10 @@ def plan_launches(problem: Problem, call: Call, env: Environment) -> tuple[Launc
         Every launch of the forward and of the backward. Each touches the packed rows only, whose
         number it reads on the device, and is deterministic in all its outputs.
     """
-    found = next(_problem_refusals(problem, env, steps_in=call.deterministic), None)
-    found = found or next(_call_refusals(problem, call), None)
-    if found is not None:
-        return found
+    reject = next(_problem_refusals(problem, env, steps_in=call.deterministic), None)
+    reject = reject or next(_call_refusals(problem, call), None)
+    if reject is not None:
+        return reject
     bias = problem.fc2.has_bias and problem.fc2.scale_bias
     return _launches(call.format.is_block_scaled, call.wanted, call.unit_scale, bias)
 
@@ -139,7 +139,7 @@ def _call_refusals(problem: Problem, call: Call) -> Iterator[Reject]:
     if call.dtype is not DType.BFLOAT16:
         yield Reject(Reason.DTYPE, f"dtype is {call.dtype.value}; allowed: bfloat16")
     if call.prob_dtype not in _PROB_DTYPES:
-        allowed = ", ".join(each.value for each in _PROB_DTYPES)
+        allowed = ", ".join(dtype.value for dtype in _PROB_DTYPES)
         detail = f"probability dtype is {call.prob_dtype.value}; allowed: {allowed}"
         yield Reject(Reason.DTYPE, detail)
     if call.input_kind is not TensorKind.PLAIN and not fmt.is_block_scaled:
@@ -165,9 +165,9 @@ def _launches(
 ) -> tuple[Launch, ...]:
     def launch(kernel: Kernel, *outputs: Output) -> None:
         computed = wanted.intersection(outputs)
-        found.append(Launch(kernel, _PACKED, outputs=computed, deterministic=computed))
+        launches.append(Launch(kernel, _PACKED, outputs=computed, deterministic=computed))
 
-    found: list[Launch] = []
+    launches: list[Launch] = []
     if quantized:
         launch(Kernel.QUANTIZE_INPUT)
     launch(Kernel.FC1_ACT, Output.Y)
@@ -188,4 +188,4 @@ def _launches(
         launch(Kernel.FC1_DGRAD, Output.DX)
     if Output.DW1 in wanted:
         launch(Kernel.FC1_WGRAD, Output.DW1)
-    return tuple(found)
+    return tuple(launches)

@@ -54,12 +54,12 @@ def kernel(key: KernelKey) -> Callable[..., None]:
         ImportError: A package of the extra `kernels` is absent.
         RuntimeError: The kernel does not compile; the message names the key.
     """
-    found = _loaded.get(key)
-    if found is None:
+    function = _loaded.get(key)
+    if function is None:
         with _one_at_a_time:
-            found = _loaded.get(key) or _stored_or_compiled(key)
-            _loaded[key] = found
-    return found
+            function = _loaded.get(key) or _stored_or_compiled(key)
+            _loaded[key] = function
+    return function
 
 
 def _stored_or_compiled(key: KernelKey) -> Callable[..., None]:
@@ -70,15 +70,15 @@ def _stored_or_compiled(key: KernelKey) -> Callable[..., None]:
     folder = _folder()
     if folder is None:
         return _compile(key)
-    found = _from_disk(key, folder)
-    if found is None:
+    function = _from_disk(key, folder)
+    if function is None:
         with disk.locked(folder, _name(key)):
             # Another process may have compiled it while this one waited.
-            found = _from_disk(key, folder)
-            if found is None:
-                found = _compile(key)
-                _export(found, key, folder)
-    return found
+            function = _from_disk(key, folder)
+            if function is None:
+                function = _compile(key)
+                _export(function, key, folder)
+    return function
 
 
 def compile_ahead(keys: Iterable[KernelKey], workers: int | None = None) -> int:

@@ -42,17 +42,17 @@ def trusted_folder(path: Path) -> Path:
     """
     real = Path(os.path.realpath(path))
     anchor = _home_of(real)
-    for each in reversed((real, *real.parents)):
-        if anchor is not None and not each.is_relative_to(anchor):
+    for folder in reversed((real, *real.parents)):
+        if anchor is not None and not folder.is_relative_to(anchor):
             continue
         # Asked first, since making one may fail in other ways where it exists.
-        if not os.path.lexists(each):
+        if not os.path.lexists(folder):
             with contextlib.suppress(FileExistsError):
-                os.mkdir(each, 0o700)
-        status = os.lstat(each)
+                os.mkdir(folder, 0o700)
+        status = os.lstat(folder)
         if not stat.S_ISDIR(status.st_mode):
-            raise NotADirectoryError(f"{each} is no folder")
-        _require_trust(each, status, sticky=each != real)
+            raise NotADirectoryError(f"{folder} is no folder")
+        _require_trust(folder, status, sticky=folder != real)
     return real
 
 

@@ -162,7 +162,7 @@ def _requantizes(problem: Problem) -> bool:
 def _reduced(spec: ActivationSpec) -> ActivationSpec:
     """Drop the parameters that the kind does not use, so that keys coincide."""
     used = spec.kind.row.parameters
-    values: dict[str, Any] = {each.name: getattr(spec, each.name) for each in used}
+    values: dict[str, Any] = {parameter.name: getattr(spec, parameter.name) for parameter in used}
     return ActivationSpec(spec.kind, spec.interleave, **values)
 
 

@@ -102,13 +102,13 @@ def launcher_of(
     Keys are large; making and hashing one for every launch would cost more than the launch.
     """
     short = (id(problem), device, make, *what)
-    found = _by_problem.get(short)
-    if found is None:
+    entry = _by_problem.get(short)
+    if entry is None:
         if len(_by_problem) > _LAUNCHERS_KEPT:
             _by_problem.clear()
         # The problem is kept, so that nothing else can get its identity.
-        found = _by_problem[short] = (problem, launcher(make(problem, *what), device))
-    return found[1]
+        entry = _by_problem[short] = (problem, launcher(make(problem, *what), device))
+    return entry[1]
 
 
 def prepare(problem: Problem, prob: DType | None, reversed_experts: bool = False) -> None:

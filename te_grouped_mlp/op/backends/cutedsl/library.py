@@ -39,10 +39,10 @@ def link(path: Path) -> Path | None:
     import cutlass.cute as cute
 
     out = path.with_suffix(".so")
-    needed = [Path(each) for each in cute.runtime.find_runtime_libraries(enable_tvm_ffi=True)]
+    needed = [Path(library) for library in cute.runtime.find_runtime_libraries(enable_tvm_ffi=True)]
     # By their folders, so that the loader finds them before anything has loaded them.
-    folders = [f"-Wl,-rpath,{each.parent}" for each in needed]
-    files = [str(each) for each in (out, path, *needed)]
+    folders = [f"-Wl,-rpath,{library.parent}" for library in needed]
+    files = [str(file) for file in (out, path, *needed)]
     command = [compiler, "-shared", "-Wl,-Bsymbolic", "-o", *files, *folders]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)

@@ -86,17 +86,17 @@ def segments(
     sizes = _sizes(splits)
     if len(sizes) != layout.num_groups:
         raise ValueError(f"splits has {len(sizes)} sizes; the plan has {layout.num_groups} groups")
-    found, start = [], 0
+    segments_of_groups, start = [], 0
     for group, size in enumerate(sizes):
         if size < 0 or size % fmt.rows_multiple:
             raise ValueError(
                 f"splits[{group}] is {size}; {fmt.name} allows multiples of {fmt.rows_multiple}"
             )
-        found.append(Segment(group, start, start + size))
+        segments_of_groups.append(Segment(group, start, start + size))
         start += size
     if start > layout.buffer_rows:
         raise ValueError(f"splits sum to {start}; the buffer has {layout.buffer_rows} rows")
-    return tuple(found)
+    return tuple(segments_of_groups)
 
 
 def read(operand: GroupedOperand, axis: Axis, segment: Segment, name: str) -> torch.Tensor:
@@ -200,12 +200,12 @@ def _moved(value: Any, device: torch.device) -> Any:
         return value.to(device)
     if dataclasses.is_dataclass(value) and not isinstance(value, (type, Format, GroupLayout)):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        moves = {name: _moved(each, device) for name, each in fields.items()}
+        moves = {name: _moved(item, device) for name, item in fields.items()}
         return dataclasses.replace(value, **moves)
     if isinstance(value, tuple):
-        return tuple(_moved(each, device) for each in value)
+        return tuple(_moved(item, device) for item in value)
     if isinstance(value, dict):
-        return {key: _moved(each, device) for key, each in value.items()}
+        return {key: _moved(item, device) for key, item in value.items()}
     return value
 
 

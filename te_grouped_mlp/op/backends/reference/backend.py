@@ -59,9 +59,9 @@ class ReferenceBackend:
         if a.splits.sizes.device == _HOST:
             gemm(plan, kernel, a, w, out, epilogue)
             return
-        host = moved(out, _HOST)
-        gemm(plan, kernel, moved(a, _HOST), moved(w, _HOST), host, moved(epilogue, _HOST))
-        out.copy_(host)
+        on_host = moved(out, _HOST)
+        gemm(plan, kernel, moved(a, _HOST), moved(w, _HOST), on_host, moved(epilogue, _HOST))
+        out.copy_(on_host)
 
     def dact_dgrad(
         self,
@@ -94,7 +94,7 @@ class ReferenceBackend:
         if x.splits.sizes.device == _HOST:
             wgrad(plan, x, dy, target)
             return
-        host = WgradTarget(moved(members, _HOST), target.accumulate)
-        wgrad(plan, moved(x, _HOST), moved(dy, _HOST), host)
-        for member, result in zip(members, host.members(), strict=True):
+        on_host = WgradTarget(moved(members, _HOST), target.accumulate)
+        wgrad(plan, moved(x, _HOST), moved(dy, _HOST), on_host)
+        for member, result in zip(members, on_host.members(), strict=True):
             member.copy_(result)

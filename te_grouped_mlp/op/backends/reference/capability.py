@@ -47,8 +47,8 @@ def plan_launches(problem: Problem, call: Call, env: Environment) -> tuple[Launc
     Returns:
         Every launch of the forward and of the backward; all are deterministic in all outputs.
     """
-    found = refusal(problem, env) or next(_call_refusals(problem, call), None)
-    return found if found is not None else tuple(_launches(problem, call, env))
+    reject = refusal(problem, env) or next(_call_refusals(problem, call), None)
+    return reject if reject is not None else tuple(_launches(problem, call, env))
 
 
 def plan(problem: Problem, call: Call, env: Environment) -> Plan | Reject:
@@ -118,7 +118,7 @@ def _call_refusals(problem: Problem, call: Call) -> Iterator[Reject]:
 
 
 def _dtype_detail(name: str, dtype: DType) -> str:
-    return f"{name} is {dtype.value}; allowed: {', '.join(each.value for each in _DTYPES)}"
+    return f"{name} is {dtype.value}; allowed: {', '.join(known.value for known in _DTYPES)}"
 
 
 def _launches(problem: Problem, call: Call, env: Environment) -> Iterator[Launch]:

@@ -185,7 +185,8 @@ def _refusals(problem: Problem, env: Environment, deterministic: bool) -> Iterat
         yield Reject(Reason.OPTION, f"Transformer Engine {te} has no {row.te_class}")
     wrapper = wrappers(row.is_gated)[0]
     # It asks about the arguments of some activations; of the others it leaves them out.
-    for argument in (name for each in row.parameters if row.probes for name in each.frontend):
+    probed = row.parameters if row.probes else ()
+    for argument in (name for parameter in probed for name in parameter.frontend):
         if not env.wrapper_takes(wrapper, argument):
             yield Reject(Reason.WRAPPER, f"{wrapper} has no argument {argument}")
     own_check = not _is_2_19(env)

@@ -29,8 +29,8 @@ SM = (10, 0)
 class _Simulated:
     """What the backend says of itself where it is allowed on CPU tensors."""
 
-    refusal = staticmethod(functools.partial(capability.refusal, host=capability.EMULATED))
-    plan = staticmethod(functools.partial(capability.plan, host=capability.EMULATED))
+    refusal = staticmethod(functools.partial(capability.refusal, placement=capability.EMULATED))
+    plan = staticmethod(functools.partial(capability.plan, placement=capability.EMULATED))
 
 
 def wrappers_of(stand_in: StandIn) -> dict[str, frozenset[str]]:

@@ -195,7 +195,7 @@ def test_weights_point_at_the_members(stacked: bool, axis: Axis, swizzled: bool)
         if swizzled:
             assert found.tables[1].tolist() == [scale.data_ptr() for scale in w.scale]
         else:
-            base, size = found.kept[1].data_ptr(), w.scale[0].numel()
+            base, size = found.owners[1].data_ptr(), w.scale[0].numel()
             assert found.tables[1].tolist() == [base + index * size for index in range(3)]
 
 

@@ -201,11 +201,11 @@ def test_taken_calls(kind: TensorKind) -> None:
 
 
 def test_only_the_test_host_allows_a_cpu() -> None:
-    assert capability.Host() == capability.GPU
+    assert capability.Placement() == capability.GPU
     on_cpu = problem(device="cpu")
     assert capability.refusal(on_cpu, environment()) is not None
-    host = capability.Host(device="cpu", standalone=True)
-    assert capability.refusal(on_cpu, environment(standalone=True), host) is None
+    placement = capability.Placement(device="cpu", standalone=True)
+    assert capability.refusal(on_cpu, environment(standalone=True), placement) is None
 
 
 def test_it_is_imported_without_torch_te_and_the_frontend() -> None:

@@ -28,7 +28,7 @@ from te_grouped_mlp.op.tensors.gradients import WgradTarget
 from te_grouped_mlp.op.tensors.operands import Axis, GroupedOperand, WeightOperand
 from tests.op.backends.cudnn import operands
 from tests.op.backends.cudnn.facts import call, problem
-from tests.op.backends.cudnn.simulated import HOST, environment_of, simulation
+from tests.op.backends.cudnn.simulated import environment_of, simulation
 from tests.support.frontend_stand_in import StandIn
 
 ROWS, H, FFN, GROUPS = 1024, 512, 256, 4
@@ -67,7 +67,10 @@ class Step:
 
     def _plan(self) -> Plan:
         found = capability.plan(
-            problem(self.kind, device="cpu"), call(), environment_of(self.frontend), HOST
+            problem(self.kind, device="cpu"),
+            call(),
+            environment_of(self.frontend),
+            capability.EMULATED,
         )
         assert isinstance(found, Plan)
         return found

@@ -106,17 +106,17 @@ class _GroupedMLP_CuTeGEMMBase(upstream_api.UpstreamSeams, FusedOperation):  # n
         problem, ctx = self._problem(ops), basic_op_ctxs[0]
         ctx.fused = not (problem.recipe_detail and unfused.takes(problem, env))
         if not ctx.fused:
-            given = basic_op_ctxs, input_, basic_op_extra_inputs, basic_op_kwargs
-            return unfused.forward(ops, *given, **neighbours)
+            arguments = basic_op_ctxs, input_, basic_op_extra_inputs, basic_op_kwargs
+            return unfused.forward(ops, *arguments, **neighbours)
         inputs = read_inputs(ops, problem, input_, basic_op_extra_inputs, basic_op_kwargs)
         prob = basic_op_extra_inputs[1][0]
-        host = adapter.host_splits(inputs.split_sizes, env.switches)
-        call = read_call(basic_op_ctxs, problem, inputs, prob, host, env)
+        sizes_on_host = adapter.sizes_on_host(inputs.split_sizes, env.switches)
+        call = read_call(basic_op_ctxs, problem, inputs, prob, sizes_on_host, env)
         plan = selection.make_plan(problem, call, env)
         weight_gradient.main_grad_targets(plan, inputs.weights, writes=False)
         decisions.count_step(plan.backend)
         out = output_buffer(plan, inputs)
-        splits = adapter.read_splits(inputs.split_sizes, host, plan, inputs.x.device)
+        splits = adapter.read_splits(inputs.split_sizes, sizes_on_host, plan, inputs.x.device)
         state = _forward(ops, plan, inputs, splits, out)
         ctx.skeleton = None
         if plan.call.needs_backward:

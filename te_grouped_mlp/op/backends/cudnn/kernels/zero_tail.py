@@ -24,12 +24,12 @@ def _zero_tail(
     first = tl.program_id(0) * ROWS
     if first + ROWS > valid_rows:
         row = first + tl.arange(0, ROWS)
-        kept = (row < valid_rows) | (row >= rows)
+        keeps = (row < valid_rows) | (row >= rows)
         base = out + row.to(tl.int64)[:, None] * stride
         zeros = tl.zeros((ROWS, COLS), dtype=out.dtype.element_ty)
         for start in range(0, cols, COLS):
             col = start + tl.arange(0, COLS)
-            tl.store(base + col[None, :], zeros, mask=~kept[:, None] & (col < cols)[None, :])
+            tl.store(base + col[None, :], zeros, mask=~keeps[:, None] & (col < cols)[None, :])
 
 
 def zero_tail(out: torch.Tensor, group_end_offsets: torch.Tensor) -> None:

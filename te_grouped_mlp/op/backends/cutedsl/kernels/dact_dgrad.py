@@ -89,7 +89,7 @@ class DactUnary(Epilogue):
         prob, partials = epi_loop_tensors.get("prob"), epi_loop_tensors.get("row_partials")
         recompute = const_expr(any(op.name == "activated" for op in self._epi_ops))
         stored = tRS_rC.to(Float32)
-        made = cute.make_rmem_tensor(tRS_rD.layout.shape, Float32)
+        activated = cute.make_rmem_tensor(tRS_rD.layout.shape, Float32)
         for i in cutlass.range(cute.size(tRS_rD), unroll_full=True):
             g = tRS_rD[i]
             value, slope = unary_derivative(self.spec, stored[i])
@@ -99,11 +99,11 @@ class DactUnary(Epilogue):
                 g = g * prob[i]
                 value = value * prob[i]
             tRS_rD[i] = g * slope
-            made[i] = value
+            activated[i] = value
         if const_expr(self.round_to_odd):
             round_to_odd(tRS_rD)
         if const_expr(recompute):
             if const_expr(self.round_to_odd):
-                round_to_odd(made)
-            return (made,)
+                round_to_odd(activated)
+            return (activated,)
         return ()

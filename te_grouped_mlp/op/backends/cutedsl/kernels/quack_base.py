@@ -187,15 +187,15 @@ class RowPartials(ColVecReduce):
             by_row = _by_row(part, part)
             count = const_expr(cute.size(by_row))
             slices = const_expr(min(lanes, count))
-            each = const_expr(count // slices)
+            per_lane = const_expr(count // slices)
             if const_expr(lanes > 1):
                 swap_shuffle_reduce(
-                    (by_row,), lambda a, b: (a[0] + b[0],), num_lanes=lanes, slice_elems=each
+                    (by_row,), lambda a, b: (a[0] + b[0],), num_lanes=lanes, slice_elems=per_lane
                 )
             # A cluster may hold a tile past the last column, which has no partial.
             if tile < param.shape[1] and lane < slices:
-                for j in cutlass.range_constexpr(each):
-                    row = rows[lane * each + j][0]
+                for j in cutlass.range_constexpr(per_lane):
+                    row = rows[lane * per_lane + j][0]
                     if row < valid_rows:
                         param[first + row, tile] = by_row[j]
 
@@ -224,11 +224,11 @@ class Epilogue(ComposableEpiMixin):
         mA, mB, mD, mC, epilogue_args = super().rotate_batch_last(
             mA, mB, mD, mC, epilogue_args, append_batch_if_2d
         )
-        found = {"B": mB, "C": mC, "D": mD}
+        operands = {"B": mB, "C": mC, "D": mD}
         for name, mode in self.pair_views:
-            if const_expr(found[name] is not None):
-                found[name] = _as_pairs(found[name], mode, self.pair_width)
-        return mA, found["B"], found["D"], found["C"], epilogue_args
+            if const_expr(operands[name] is not None):
+                operands[name] = _as_pairs(operands[name], mode, self.pair_width)
+        return mA, operands["B"], operands["D"], operands["C"], epilogue_args
 
     def kernel(self, *operands):
         """Launch the main loop, after tensors that hold the last expert first were reversed.
@@ -238,8 +238,10 @@ class Epilogue(ComposableEpiMixin):
         """
         return super().kernel(
             *(
-                _last_first(each) if index in self.reversed_operands and each is not None else each
-                for index, each in enumerate(operands)
+                _last_first(operand)
+                if index in self.reversed_operands and operand is not None
+                else operand
+                for index, operand in enumerate(operands)
             )
         )
 

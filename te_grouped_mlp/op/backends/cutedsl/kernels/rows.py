@@ -72,8 +72,8 @@ def compile_reduce_row_partials() -> Any:
     group_end_offsets = make_fake_tensor(Int32, (cute.sym_int(),), leading_dim=0)
     row_partials = make_fake_tensor(Float32, (rows, cute.sym_int()), leading_dim=0)
     out = make_fake_tensor(Float32, (rows,), leading_dim=0)
-    given = (row_partials, group_end_offsets, out, make_fake_stream())
-    return cute.compile(_launch_reduce_row_partials, *given, options="--enable-tvm-ffi")
+    arguments = (row_partials, group_end_offsets, out, make_fake_stream())
+    return cute.compile(_launch_reduce_row_partials, *arguments, options="--enable-tvm-ffi")
 
 
 def compile_zero_tail() -> Any:

@@ -164,7 +164,7 @@ SCENARIOS = {
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, dict[str, Any]]:
     """Run every scenario in one process that has stand-ins for the frontend's kernels."""
-    code = "from tests.op import test_fallback; test_fallback.child()"
+    code = "from tests.op import test_fusion; test_fusion.child()"
     kept = {key: value for key, value in os.environ.items() if not key.startswith("NVTE_")}
     done = subprocess.run(
         [sys.executable, "-c", code],
