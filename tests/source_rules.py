@@ -429,7 +429,6 @@ TESTED_BY = {
     "op/emulated.py": "emulator/test_step.py",
     "op/step/data_gradient.py": "op/test_gradients_wanted.py",
     "op/step/weight_gradient.py": "op/test_gradients_wanted.py",
-    "op/step/inputs.py": "op/test_bad_input.py",
     "op/step/intact.py": "op/test_changes_between_passes.py",
     "op/step/unfused.py": "op/te/test_quantizers.py",
     "op/te/adapter.py": "op/test_changes_between_steps.py",
