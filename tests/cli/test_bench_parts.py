@@ -102,7 +102,7 @@ def test_a_candidate_that_is_not_there_or_fails_is_named() -> None:
         "broken": broken,
         "other": lambda: lambda: {"y": values + torch.tensor([0.0, 1.0]), "dw1": -values},
     }
-    found = interleaved.race(makers, clock, 4)
+    found = interleaved.time_interleaved(makers, clock, 4)
     assert clock.timed == ["ours", "other"]
     assert found["away"] == {"absent": "no extension"}
     assert found["broken"] == {"error": "ValueError('no such argument')"}
@@ -114,7 +114,9 @@ def test_a_candidate_that_is_not_there_or_fails_is_named() -> None:
 def test_te_ops_is_no_peer_without_its_extension() -> None:
     assert standalone.is_active()
     given = inputs(SMALL, device="cpu")
-    found = interleaved.race({"te.ops": lambda: peers.te_ops_step(given)}, Counting(), 2)
+    found = interleaved.time_interleaved(
+        {"te.ops": lambda: peers.te_ops_step(given)}, Counting(), 2
+    )
     assert list(found["te.ops"]) == ["absent"]
     assert "extension is not in this process" in found["te.ops"]["absent"]
 

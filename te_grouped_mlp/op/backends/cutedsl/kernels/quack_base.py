@@ -97,15 +97,13 @@ class RowValue(ColVecLoad):
     """
 
     def smem_bytes(self, arg_tensor, cta_tile_shape_mnk, epi_tile, warp_shape_mnk=None):
-        """None."""
+        """It has none, nor a field for one, nor a tensor in one."""
         return EpiSmemBytes()
 
     def smem_struct_field(self, gemm, params):
-        """None."""
         return
 
     def get_smem_tensor(self, gemm, params, storage_epi):
-        """None."""
         return
 
     def needs_async_fence(self):
