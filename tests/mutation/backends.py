@@ -61,7 +61,7 @@ _REFERENCE_BACKEND = (
         "column scales of a group read where its rows begin", f"{_REFERENCE}/arguments.py",
         "_spans",
         "column_group_offset(start, cols, fmt)", "start * cols // fmt.block",
-        f"{_TESTS}/reference/test_numerics.py"
+        f"{_TESTS}/reference/test_backend.py"
         "::test_features_that_are_no_multiple_of_a_scale_tile",
     ),
     Mutation(

@@ -97,13 +97,15 @@ class RowValue(ColVecLoad):
     """
 
     def smem_bytes(self, arg_tensor, cta_tile_shape_mnk, epi_tile, warp_shape_mnk=None):
-        """It has none, nor a field for one, nor a tensor in one."""
+        """Of shared memory the values take no bytes."""
         return EpiSmemBytes()
 
     def smem_struct_field(self, gemm, params):
+        """So the kernel's shared storage has no field for them."""
         return
 
     def get_smem_tensor(self, gemm, params, storage_epi):
+        """And `begin` gets no tensor there."""
         return
 
     def needs_async_fence(self):
