@@ -13,9 +13,13 @@ from typing import Any
 import pytest
 import torch
 
+from te_grouped_mlp.cli.output import CommandError
 from te_grouped_mlp.integration import standalone
+from te_grouped_mlp.measure import step
 from te_grouped_mlp.measure.bench import gpu, interleaved, mxfp8, peers, te_layer, timing
 from te_grouped_mlp.measure.bench.shapes import SHAPES, Shape, inputs, uneven_splits
+from te_grouped_mlp.op import environment
+from te_grouped_mlp.op.activations import Activation
 from te_grouped_mlp.op.tensors import dequantized_weights
 from tests.support.values_backend import in_use
 
@@ -102,7 +106,7 @@ def test_a_candidate_that_is_not_there_or_fails_is_named() -> None:
         "broken": broken,
         "other": lambda: lambda: {"y": values + torch.tensor([0.0, 1.0]), "dw1": -values},
     }
-    found = interleaved.race(makers, clock, 4)
+    found = interleaved.time_interleaved(makers, clock, 4)
     assert clock.timed == ["ours", "other"]
     assert found["away"] == {"absent": "no extension"}
     assert found["broken"] == {"error": "ValueError('no such argument')"}
@@ -114,7 +118,9 @@ def test_a_candidate_that_is_not_there_or_fails_is_named() -> None:
 def test_te_ops_is_no_peer_without_its_extension() -> None:
     assert standalone.is_active()
     given = inputs(SMALL, device="cpu")
-    found = interleaved.race({"te.ops": lambda: peers.te_ops_step(given)}, Counting(), 2)
+    found = interleaved.time_interleaved(
+        {"te.ops": lambda: peers.te_ops_step(given)}, Counting(), 2
+    )
     assert list(found["te.ops"]) == ["absent"]
     assert "extension is not in this process" in found["te.ops"]["absent"]
 
@@ -324,3 +330,14 @@ def test_a_whole_gpu_run_has_every_section(monkeypatch: pytest.MonkeyPatch) -> N
     assert found[f"kernels {SMALL.label}"] == [gpu.QUICK.parts]
     assert found[f"mxfp8 {SMALL.label}"]["mxfp8"]["runs"] == gpu.QUICK.steps
     assert not interleaved.is_green(found)
+
+
+def test_a_step_that_ran_unfused_is_not_measured() -> None:
+    step.start()
+    shape = step.Shape(2, 128, 128, 256)
+    model = step.Model.build(Activation.SWIGLU, shape, seed=0, device="cpu")
+    off = replace(environment.read_switches(), fused=False)
+    with environment.override(switches=off):
+        model.run(step.batch(shape, 1, "cpu"))
+    with pytest.raises(CommandError, match="not in our fused op"):
+        model.require_fused()

@@ -61,7 +61,8 @@ _REFERENCE_BACKEND = (
         "column scales of a group read where its rows begin", f"{_REFERENCE}/arguments.py",
         "_spans",
         "column_group_offset(start, cols, fmt)", "start * cols // fmt.block",
-        f"{_TESTS}/reference/test_extents.py::test_padded_equals_exact",
+        f"{_TESTS}/reference/test_backend.py"
+        "::test_features_that_are_no_multiple_of_a_scale_tile",
     ),
     Mutation(
         "split off the row multiple accepted", f"{_REFERENCE}/arguments.py", "segments",
@@ -164,7 +165,7 @@ _CUDNN_BACKEND = (
     Mutation(
         "dprob begins with stale memory", f"{_CUDNN}/backend.py", "CudnnBackend.dact_dgrad",
         "dprob = torch.zeros(rows,", "dprob = torch.ones(rows,",
-        f"{_TESTS}/cudnn/test_guards.py::test_probability_gradients_begin_at_zero",
+        f"{_TESTS}/cudnn/test_backend.py::test_tails_of_the_ops_own_tensors_are_zero",
     ),
     Mutation(
         "tail of a product left unwritten", f"{_CUDNN}/backend.py", "CudnnBackend.gemm",
@@ -211,7 +212,7 @@ _CUDNN_BACKEND = (
     Mutation(
         "tail zeroed from the wrong row", f"{_CUDNN}/outputs.py", "zero_tail",
         "[-1])", "[0])",
-        f"{_TESTS}/cudnn/test_backend.py::test_tails_of_the_ops_own_tensors_are_zero",
+        f"{_TESTS}/cudnn/test_backend.py::test_activations_and_biases",
     ),
 )  # fmt: skip
 

@@ -167,7 +167,7 @@ _FUSION = (
     Mutation(
         "step that was not fused not counted", f"{_OP}/decisions.py", "add",
         "decision.path not in CLASSES and", "False and",
-        f"{_TESTS}/test_fault_kinds.py::test_nothing_is_silently_unfused",
+        "tests/test_gate.py::test_the_gate_stops_every_other[unfused]",
     ),
     Mutation(
         "launches not checked against the plan", f"{_OP}/execution.py", "operations",

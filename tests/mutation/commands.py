@@ -88,6 +88,6 @@ MUTATIONS = (
     Mutation(
         "step that was not fused measured", f"{_MEASURE}/step.py", "Model.require_fused",
         "if not any(isinstance(op, ours) for op in ops):", "if False:",
-        f"{_TESTS}/test_bench.py::test_the_reference_runs_beside_the_unfused_ops",
+        f"{_TESTS}/test_bench_parts.py::test_a_step_that_ran_unfused_is_not_measured",
     ),
 )  # fmt: skip

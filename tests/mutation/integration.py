@@ -103,7 +103,7 @@ _STAND_IN = (
     Mutation(
         "product read along the wrong direction", f"{_TEX}/gemm.py", "operand_axes",
         "(ROW if transa else COLUMN)", "(COLUMN if transa else ROW)",
-        f"{_TESTS}/test_gemm.py::test_the_direction_read_is_the_inner_one",
+        f"{_TESTS}/test_gemm.py::test_mxfp8_product",
     ),
     Mutation(
         "accumulation ignored by the product", f"{_TEX}/gemm.py", "store",
@@ -167,8 +167,8 @@ _STAND_IN = (
     ),
     Mutation(
         "subclass of a quantizer accepted", f"{_TEX}/rules.py", "quantizer",
-        "found is None or type(found) is _quantizer_classes()[0]",
-        "found is None or isinstance(found, _quantizer_classes()[0])",
+        "type(found) in _quantizer_classes()",
+        "isinstance(found, _quantizer_classes())",
         f"{_TESTS}/test_contract.py::test_a_refused_call_raises_what_upstream_raises",
     ),
     Mutation(

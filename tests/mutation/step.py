@@ -10,6 +10,7 @@ _FORK = "transformer_engine/pytorch/ops/fused/grouped_mlp.py"
 _BASE = "_GroupedMLP_CuTeGEMMBase"
 _STEP = "te_grouped_mlp/op/step"
 _TESTS = "tests/op"
+_BAD_INPUT = f"{_TESTS}/test_bad_input.py::test_bad_input_is_named_before_any_work"
 
 _FORWARD = (
     Mutation(
@@ -52,7 +53,7 @@ _FORWARD = (
     Mutation(
         "main_grad not looked at by the forward", _FORK, f"{_BASE}.fuser_forward",
         "weight_gradient.main_grad_targets(plan, inputs.weights, writes=False)", "pass",
-        f"{_TESTS}/test_bad_input.py::test_bad_input_is_named_before_any_work",
+        f"{_BAD_INPUT}[no main_grad of FC1-False]",
     ),
     Mutation(
         "faulty splits not reported by the next forward", _FORK, f"{_BASE}.fuser_forward",
@@ -138,12 +139,12 @@ _INPUTS = (
     Mutation(
         "second tensor of probabilities accepted", f"{_STEP}/inputs.py", "read_inputs",
         "checks.same_values(extra[1][0], extra[2][1])", "pass",
-        f"{_TESTS}/test_bad_input.py::test_bad_input_is_named_before_any_work",
+        f"{_BAD_INPUT}[two probability tensors-False]",
     ),
     Mutation(
         "row multiple of the format not checked", f"{_STEP}/inputs.py", "read_inputs",
         'checks.rows("input", x.shape[0], problem.format.rows_multiple)', "pass",
-        f"{_TESTS}/test_bad_input.py::test_bad_input_is_named_before_any_work",
+        f"{_BAD_INPUT}[x of 64 rows-False]",
     ),
     Mutation(
         "announced input read as bf16", f"{_STEP}/inputs.py", "read_inputs",
@@ -184,7 +185,7 @@ _INPUTS = (
     Mutation(
         "values of the splits not checked", f"{_STEP}/inputs.py", "read_call",
         "checks.split_values(sizes_on_host, rows, problem.format.rows_multiple)", "pass",
-        f"{_TESTS}/test_bad_input.py::test_bad_input_is_named_before_any_work",
+        f"{_BAD_INPUT}[a split of 64-False]",
     ),
     Mutation(
         "determinism not asked for", f"{_STEP}/inputs.py", "read_call",

@@ -9,12 +9,13 @@ from tests.mutation.mutations import Mutation
 _TENSORS = "te_grouped_mlp/op/tensors"
 _TE = "te_grouped_mlp/op/te"
 _TESTS = "tests/op"
+_BAD_INPUT = f"{_TESTS}/test_bad_input.py::test_bad_input_is_named_before_any_work"
 
 _CHECKS = (
     Mutation(
         "probabilities of another number accepted", f"{_TENSORS}/checks.py", "probabilities",
         "if prob.numel() != row_count:", "if False:",
-        f"{_TESTS}/test_bad_input.py::test_bad_input_is_named_before_any_work",
+        f"{_BAD_INPUT}[too few probabilities-False]",
     ),
     Mutation(
         "fp32 probabilities rounded to bf16", f"{_TENSORS}/checks.py", "probabilities",
@@ -25,13 +26,13 @@ _CHECKS = (
         "split sizes of two tensors accepted", f"{_TENSORS}/checks.py", "split_sizes",
         "first.size() != second.size() or first.data_ptr() != second.data_ptr()",
         "first.size() != second.size()",
-        f"{_TESTS}/test_bad_input.py::test_bad_input_is_named_before_any_work",
+        f"{_BAD_INPUT}[equal splits in two tensors-False]",
     ),
     Mutation(
         "sum of the split sizes not compared with the buffer", f"{_TENSORS}/checks.py",
         "split_values",
         "if sum(values) > buffer_rows:", "if False:",
-        f"{_TESTS}/test_bad_input.py::test_bad_input_is_named_before_any_work",
+        f"{_BAD_INPUT}[splits past the buffer-False]",
     ),
     Mutation(
         "buffer that shares memory with the input accepted", f"{_TENSORS}/checks.py", "buffer",
@@ -52,7 +53,7 @@ _CHECKS = (
     Mutation(
         "offset into a storage not counted", f"{_TENSORS}/capacity.py", "held",
         " - tensor.storage_offset() * tensor.element_size()", "",
-        f"{_TESTS}/tensors/test_memory.py::test_a_forward_refuses_it",
+        f"{_TESTS}/tensors/test_capacity.py::test_memory_counts_from_the_tensors_first_element",
     ),
     Mutation(
         "poisoned memory not filled", f"{_TENSORS}/memory.py", "empty",
@@ -97,12 +98,14 @@ _WEIGHTS = (
         "weights in descending order read ascending", f"{_TENSORS}/stacking.py",
         "Stacked.__getitem__",
         "-1 - expert if self.reversed_experts else expert", "expert",
-        f"{_TESTS}/tensors/test_stacking.py::test_even_tensors",
+        f"{_TESTS}/tensors/test_stacking.py"
+        "::test_a_buffer_that_was_filled_from_its_end_is_read_so",
     ),
     Mutation(
         "descending weights not marked as such", f"{_TENSORS}/stacking.py", "as_stacked_view",
         "return Stacked(view, stride < 0)", "return Stacked(view, False)",
-        f"{_TESTS}/tensors/test_stacking.py::test_even_tensors",
+        f"{_TESTS}/tensors/test_stacking.py"
+        "::test_a_buffer_that_was_filled_from_its_end_is_read_so",
     ),
     Mutation(
         "tensors of several storages taken for one", f"{_TENSORS}/stacking.py",
@@ -176,8 +179,8 @@ _LAYOUTS = (
         f"{_TESTS}/test_padding.py::test_padding_is_invisible",
     ),
     Mutation(
-        "groups of a caller's tensor believed", f"{_TENSORS}/quantize.py", "_regrouped",
-        "grouped.first_dims = splits.sizes", "pass",
+        "row counts of a caller's tensor without offsets", f"{_TENSORS}/quantize.py", "_regrouped",
+        "grouped.tensor_offsets = splits.element_offsets[int(tensor.shape[1])]", "pass",
         f"{_TESTS}/test_inputs_and_buffers.py"
         "::test_bias_gradients_whatever_a_quantized_gradient_says_of_its_groups",
     ),
@@ -190,7 +193,8 @@ _LAYOUTS = (
     Mutation(
         "padding of row scales not zeroed", f"{_TENSORS}/scale_layout.py", "tiled_rows",
         "if blocks % SCALE_TILE_INNER:", "if False:",
-        f"{_TESTS}/test_inputs_and_buffers.py::test_compact_quantized_tensors_of_any_width",
+        f"{_TESTS}/tensors/test_scale_layout.py"
+        "::test_tiled_rows_have_zeros_where_there_is_no_block",
     ),
     Mutation(
         "row scales padded like column scales", f"{_TENSORS}/scale_layout.py",

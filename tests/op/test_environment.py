@@ -98,6 +98,10 @@ def test_leaving_an_inner_override_uncovers_the_next_one():
         with override(sm=(9, 0)):
             assert current().sm == (9, 0)
         assert current().sm == (10, 0)
+    with override(sm=(9, 0)):
+        with override(sm=(9, 0)):
+            assert current().sm == (9, 0)
+        assert current().sm == (9, 0)
 
 
 def test_override_restores_after_an_error():

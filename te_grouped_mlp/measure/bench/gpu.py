@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from te_grouped_mlp.measure.bench import layer, mxfp8, peers
-from te_grouped_mlp.measure.bench.interleaved import OURS, Report, Step, errors, race
+from te_grouped_mlp.measure.bench.interleaved import OURS, Report, Step, errors, time_interleaved
 from te_grouped_mlp.measure.bench.shapes import Inputs, Shape, inputs
 from te_grouped_mlp.measure.bench.timing import Clock, ceilings
 from te_grouped_mlp.op.backends.cutedsl.compile import compile_ahead
@@ -112,7 +112,7 @@ def modes(shape: Shape, clock: Clock, runs: int) -> Report:
     """Time deterministic mode against the default: these two alone, so that each follows the other.
 
     Returns:
-        A `race` of both.
+        What `time_interleaved` says of both.
     """
     given = inputs(shape)
 
@@ -121,7 +121,8 @@ def modes(shape: Shape, clock: Clock, runs: int) -> Report:
             given, accumulate=False, grad=torch.bfloat16, deterministic=deterministic
         ).step
 
-    return race({OURS: lambda: step(False), "ours, deterministic": lambda: step(True)}, clock, runs)
+    both = {OURS: lambda: step(False), "ours, deterministic": lambda: step(True)}
+    return time_interleaved(both, clock, runs)
 
 
 def passes(shape: Shape, clock: Clock, runs: int) -> Report:
@@ -257,7 +258,7 @@ def measure(
     for shape in green:
         yield (
             f"steps {shape.label}",
-            race(candidates(inputs(shape), with_peers), clock, effort.steps),
+            time_interleaved(candidates(inputs(shape), with_peers), clock, effort.steps),
         )
         torch.cuda.empty_cache()
         yield f"modes {shape.label}", modes(shape, clock, effort.modes)

@@ -51,7 +51,7 @@ def is_green(report: Report) -> bool:
     return all(checks) and not any("error" in row for rows in formats for row in rows.values())
 
 
-def race(makers: Mapping[str, Callable[[], Step]], clock: Clock, runs: int) -> Report:
+def time_interleaved(makers: Mapping[str, Callable[[], Step]], clock: Clock, runs: int) -> Report:
     """Time one step of every candidate, in turns.
 
     Args:

@@ -76,7 +76,7 @@ class FakeInstall:
             shutil.copy(file, package)
         shutil.copytree(PACKAGE / "integration", package / "integration")
         (package / "op").mkdir()
-        for name in ("__init__.py", "environment.py", "extension.py", "packages.py"):
+        for name in ("__init__.py", "emulated.py", "environment.py", "extension.py", "packages.py"):
             shutil.copy(PACKAGE / "op" / name, package / "op")
         (package / "_fork").mkdir()
         self.fork_file = package / "_fork" / "grouped_mlp.py"

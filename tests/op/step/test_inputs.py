@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import transformer_engine.pytorch  # noqa: F401  (what `inputs` imports of it)
 
 from te_grouped_mlp.op.layout import Output
 from te_grouped_mlp.op.step import inputs

@@ -118,3 +118,15 @@ def test_compact_rows(rows, blocks):
     padding = compact.clone()
     padding[:, :blocks] = 0
     assert torch.equal(tiled, torch.where(torch.isin(swizzled, padding), 0, swizzled))
+
+
+@pytest.mark.parametrize("cols", [64, 96, 128, 192])
+def test_tiled_rows_have_zeros_where_there_is_no_block(cols: int) -> None:
+    """A NaN there would survive the product with the zeros that fill a tile."""
+    rows, blocks = 256, cols // 32
+    compact = torch.randint(1, 255, scale_layout.row_scale_shape(rows, cols, MXFP8)).byte()
+    tiled = scale_layout.tiled_rows(compact, rows, cols)
+    for outer in range(0, rows, 37):
+        for block in range(compact.shape[1]):
+            wanted = int(compact[outer, block]) if block < blocks else 0
+            assert int(tiled[naive_offset(outer, block, blocks)]) == wanted

@@ -267,3 +267,12 @@ def test_on_a_gpu():
         stacking.as_stacked_view(found).values.add_(1)
     graph.replay()
     assert torch.equal(buffer, torch.ones_like(buffer))
+
+
+def test_a_buffer_that_was_filled_from_its_end_is_read_so():
+    experts = torch.arange(24.0).view(4, 2, 3).unbind(0)[::-1]
+    view = stacking.as_stacked_view(experts)
+    assert view is not None
+    assert view.reversed_experts
+    assert all(map(torch.equal, view, experts))
+    assert all(torch.equal(view[index], each) for index, each in enumerate(experts))
