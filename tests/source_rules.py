@@ -426,7 +426,6 @@ TESTED_BY = {
     "op/packages.py": "op/test_environment.py",
     "op/decisions.py": "op/test_fusion.py",
     "op/explain.py": "op/test_fusion.py",
-    "op/emulated.py": "emulator/test_step.py",
     "op/step/data_gradient.py": "op/test_gradients_wanted.py",
     "op/step/weight_gradient.py": "op/test_gradients_wanted.py",
     "op/step/intact.py": "op/test_changes_between_passes.py",

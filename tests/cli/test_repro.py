@@ -83,11 +83,11 @@ def test_one_wrong_value_is_seen(name: str, where: str) -> None:
         key: torch.cat([value, tail]) if key in ROWED else value.clone()
         for key, value in exact.items()
     }
-    case = repro._compare(Activation.SRELU, "newest", "0", found, exact)
+    case = repro.compare(Activation.SRELU, "newest", "0", found, exact)
     assert case.bitwise_equal
     # A negative zero differs from zero in its bits alone.
     found[name][-1 if where == "tail" else 0] = -0.0 if where == "tail" else 0.5
-    case = repro._compare(Activation.SRELU, "newest", "0", found, exact)
+    case = repro.compare(Activation.SRELU, "newest", "0", found, exact)
     assert not case.bitwise_equal
     assert case.clean_tail == (where == "live")
     assert case.rel_err[name] == (0.5 if where == "live" else 0.0)

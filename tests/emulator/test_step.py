@@ -94,7 +94,8 @@ def test_padding_is_invisible_and_the_reference_agrees(name: str, tmp_path: Path
             assert step.same_bits(value, second.outputs[key]), key
 
 
-SCHEDULES = [(("schedule", "random"), ("seed", seed)) for seed in range(4)]
+SEEDS = 3
+SCHEDULES = [(("schedule", "random"), ("seed", seed), ("races", False)) for seed in range(SEEDS)]
 MANY = StepCase(activation="srelu", splits=(256, 0, 512), hidden=256, ffn=320)
 
 
