@@ -410,12 +410,12 @@ py::object bind_uniform_stride(py::handle table, py::handle tensors, py::handle 
     const auto* type = reinterpret_cast<PyObject*>(Py_TYPE(items[i]));
     if (type != tensor_type.ptr() && type != parameter_type.ptr()) return py::none();
   }
-  const Stacking found = stacking(*api, reinterpret_cast<void* const*>(items), count);
+  const Stacking layout = stacking(*api, reinterpret_cast<void* const*>(items), count);
   PyErr_Clear();
-  if (!found.uniform || (found.low && std::any_of(items, items + count, is_freed))) {
+  if (!layout.uniform || (layout.low && std::any_of(items, items + count, is_freed))) {
     return py::none();
   }
-  return py::int_(found.stride);
+  return py::int_(layout.stride);
 }
 
 }  // namespace

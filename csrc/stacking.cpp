@@ -67,17 +67,17 @@ Stacking stacking(const ExchangeTable& table, void* const* tensors, std::size_t 
   const Stacking unknown{false, 0, false};
   const ExchangeTable* known = of_dlpack_1(&table);
   if (known == nullptr || known->describe == nullptr) return unknown;
-  Description first{}, each{};
+  Description first{}, current{};
   std::int64_t stride = 0, previous = 0;
   bool even = true, low = false;
   for (std::size_t i = 0; i < count; ++i) {
-    if (known->describe(tensors[i], &each) != 0 || each.strides == nullptr) return unknown;
+    if (known->describe(tensors[i], &current) != 0 || current.strides == nullptr) return unknown;
     if (i == 0) {
-      first = each;
-    } else if (!same_kind(first, each)) {
+      first = current;
+    } else if (!same_kind(first, current)) {
       return unknown;
     }
-    const std::int64_t here = address(each);
+    const std::int64_t here = address(current);
     low = low || here < kLow;
     if (i == 1) stride = here - previous;
     even = even && (i == 0 || here - previous == stride);

@@ -106,7 +106,10 @@ class Source:
                 f"{renamed[0].name} gets another name; allowed in a folder of "
                 "torch.distributed.checkpoint: Megatron's names, which stay"
             )
-        writer = dcp.FileSystemWriter(target, thread_count=1, single_file_per_rank=True)
+        # No copies ahead: one tensor is made, written, and dropped when the next is asked for.
+        writer = dcp.FileSystemWriter(
+            target, single_file_per_rank=True, thread_count=1, per_thread_copy_ahead=0
+        )
         planner = _Reordered(self, {out.name: out for out in outputs}, advance)
         with warnings.catch_warnings():
             # One process is what is wanted.
@@ -166,6 +169,7 @@ class _Reordered(dcp.DefaultSavePlanner):
     ) -> None:
         super().__init__(flatten_state_dict=False)
         self._source, self._outputs, self._advance = source, outputs, advance
+        self._written = torch.empty(0)
 
     def create_local_plan(self) -> SavePlan:
         items: list[WriteItem] = []
@@ -189,9 +193,15 @@ class _Reordered(dcp.DefaultSavePlanner):
         name = write_item.index.fqn
         if write_item.type is WriteItemType.BYTE_IO:
             return self._source.raw(name)
+        # The writer keeps every tensor of a file until the file is whole.
+        self._written.untyped_storage().resize_(0)
         assert write_item.tensor_data is not None
-        out, chunk = self._outputs[name], write_item.tensor_data.chunk
         self._advance(name)
+        self._written = self._chunk(self._outputs[name], write_item.tensor_data.chunk)
+        return self._written
+
+    def _chunk(self, out: Output, chunk: ChunkStorageMetadata) -> torch.Tensor:
+        name = out.sources[0]
         if out.step is Step.COPY:
             return self._source.tensor(name, chunk)
         # An output feature may come from anywhere along its axis.
@@ -201,4 +211,5 @@ class _Reordered(dcp.DefaultSavePlanner):
         offsets[axis], sizes[axis] = 0, out.shape[axis]
         part = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
         made = order.made(out, [self._source.tensor(name, part)])
-        return made.narrow(axis, begin, length).contiguous()
+        # A copy, so that the storage is the chunk's alone.
+        return made.narrow(axis, begin, length).clone(memory_format=torch.contiguous_format)

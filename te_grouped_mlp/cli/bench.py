@@ -165,9 +165,10 @@ def _draw(report: dict[str, Any], path: Path) -> None:
 
 def _default_device() -> str:
     from te_grouped_mlp.op.environment import current
+    from te_grouped_mlp.op.packages import Absent
 
     sm = current().sm
-    return "cuda" if sm and sm[0] == 9 else "cpu"
+    return "cuda" if not isinstance(sm, Absent) and sm[0] == 9 else "cpu"
 
 
 def _plan(args: argparse.Namespace, device: str) -> tuple[list[Shape], Iterator[tuple[str, Any]]]:

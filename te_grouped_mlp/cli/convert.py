@@ -89,8 +89,8 @@ def run(args: argparse.Namespace) -> int:
     steps = Counter(out.step for out in outputs)
     if output.shows_text(args.json):
         did = "would be" if args.dry_run else "were"
-        counts = ", ".join(f"{count} {step.value}" for step, count in steps.items())
-        print(f"{len(outputs)} tensors {did} written in {family.value}'s names or FC1's: {counts}.")
+        counts = "; ".join(f"{count} {step.value}" for step, count in steps.items())
+        output.show_text(f"{family.value}: {len(outputs)} tensors {did} written: {counts}.")
     report = {
         "family": family.value,
         "to": args.to,

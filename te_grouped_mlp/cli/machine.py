@@ -22,8 +22,8 @@ from te_grouped_mlp.cli.output import BadArgument
 from te_grouped_mlp.integration import installed_te
 from te_grouped_mlp.integration.standalone import loader
 from te_grouped_mlp.op import extension
-from te_grouped_mlp.op.environment import Environment, package_versions, read_switches
-from te_grouped_mlp.op.packages import Absent
+from te_grouped_mlp.op.environment import Environment, read_switches
+from te_grouped_mlp.op.packages import Absent, package_versions
 
 ASSUMABLE = {
     "sm": "sm",

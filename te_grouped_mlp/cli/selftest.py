@@ -133,11 +133,9 @@ def _compile(cases: Sequence[Case]) -> None:
         return
     from te_grouped_mlp.op.backends.cutedsl import compile as kernels
     from te_grouped_mlp.op.backends.cutedsl import keys
-    from te_grouped_mlp.op.formats import DType
 
     arch = kernels.target_arch()
-    options = {"prob": DType.FLOAT32, "grad": DType.FLOAT32, "accumulate": True}
-    wanted = {key: None for each in problems for key in keys.of_problem(each, arch, **options)}
+    wanted = {key: None for each in problems for key in keys.of_problem(each, arch)}
     missing = kernels.missing_of(wanted)
     if missing:
         print(f"selftest: compiling {len(missing)} kernels", file=sys.stderr, flush=True)

@@ -20,7 +20,7 @@ class Options:
         schedule: When asynchronous work (TMA, tensor cores) takes effect: at issue ("eager"), when
             nothing else can run ("late"), or at a random time, with warps in random order.
         races: Track what happens before what, by vector clocks, and fault on conflicting accesses
-            without order and on missing proxy fences. Costs about half of the speed.
+            without order and on missing proxy fences. Costs about a quarter of the speed.
         max_instructions: Warp instructions after which the launch is taken for endless.
         trace: Called with (cluster coordinates of the CTA, warp, PTX line, source) before every
             instruction; slow.

@@ -342,3 +342,34 @@ def test_two_gigabytes_within_one(tmp_path: Path) -> None:
         for _ in range(count):
             assert first.read(size) == last.read(size)
         assert not last.read()
+
+
+_GROWTH = """
+import resource, sys, warnings
+warnings.simplefilter("ignore")
+from te_grouped_mlp.checkpoint import dist_folder
+from te_grouped_mlp.cli import main
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+code = main(sys.argv[1:])
+print(code, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+@pytest.mark.slow
+def test_a_dist_checkpoint_needs_the_memory_of_few_tensors(tmp_path: Path) -> None:
+    """The writer of PyTorch keeps what it has written: 24 tensors of 16 MiB."""
+    name = "layers.0.mlp.experts.linear_fc1.weight"
+    made = {f"{name}{expert}": files.drawn(4096, 2048, seed=expert) for expert in range(24)}
+    files.write_dist(tmp_path / "a", made)
+    done = subprocess.run(
+        [sys.executable, "-c", _GROWTH, "convert", str(tmp_path / "a"), str(tmp_path / "b")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    code, growth = map(int, done.stdout.splitlines()[-1].split())
+    assert code == 0
+    assert growth < 12 * 16
+    files.assert_same(
+        files.read_dist(tmp_path / "b"), {k: files.blocks(v) for k, v in made.items()}
+    )

@@ -70,9 +70,9 @@ def test_both_orders_in_memory_are_prepared(arguments) -> None:
 
 def test_mxfp8_has_kernels_of_its_own_before_what_is_quantized_next(arguments) -> None:
     plain, mxfp8 = (command.wanted(arguments("--recipe", name)) for name in ("none", "mxfp8"))
-    assert not [key for key in plain if key.odd]
-    assert {key.op for key in mxfp8 if key.odd} == {Op.FC1_ACT, Op.DACT_DGRAD}
-    assert {key for key in mxfp8 if not key.odd} < set(plain)
+    assert not [key for key in plain if key.round_to_odd]
+    assert {key.op for key in mxfp8 if key.round_to_odd} == {Op.FC1_ACT, Op.DACT_DGRAD}
+    assert {key for key in mxfp8 if not key.round_to_odd} < set(plain)
     with pytest.raises(command.BadArgument, match="interleave"):
         command.wanted(arguments("--recipe", "mxfp8", "--interleave", "none"))
 

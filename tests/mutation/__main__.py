@@ -95,28 +95,30 @@ def _preload() -> None:
             importlib.import_module(name)
 
 
-def _pytest(tree: Path, tests: Sequence[str], log: Path, *, writes_bytecode: bool) -> ForkProcess:
+def _pytest(tree: Path, tests: Sequence[str], log: Path, *, fault: bool) -> ForkProcess:
     """Start tests of a copy in a process of their own; its exit status is pytest's."""
     context = multiprocessing.get_context("fork")
-    process = context.Process(target=_in_fork, args=(tree, tests, log, writes_bytecode))
+    process = context.Process(target=_in_fork, args=(tree, tests, log, fault))
     process.start()
     return process
 
 
-def _in_fork(tree: Path, tests: Sequence[str], log: Path, writes_bytecode: bool) -> None:
+def _in_fork(tree: Path, tests: Sequence[str], log: Path, fault: bool) -> None:
     import pytest
 
     with open(log, "wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    sys.dont_write_bytecode = not writes_bytecode
+    # No compiled code of a fault is left: its file may have the size and second of another one.
+    sys.dont_write_bytecode = fault
     # The copy's modules are imported; its `conftest.py` sees to the package and to children.
     for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
         del sys.modules[name]
     sys.path[:] = [str(tree), *(entry for entry in sys.path if entry not in ("", str(ROOT)))]
     os.environ["PYTHONPATH"] = str(tree)
     os.chdir(tree)
-    status = pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-m", "", *tests])
+    stop = ["-x"] if fault else ["--tb=short"]
+    status = pytest.main(["-q", *stop, "-p", "no:cacheprovider", "-m", "", *tests])
     sys.stdout.flush()
     os._exit(int(status))
 
@@ -128,7 +130,7 @@ def _tests_that_fail_anyway(tree: Path, mutations: Sequence[Mutation]) -> str:
     """
     log = tree.with_suffix(".log")
     tests = sorted({mutation.test for mutation in mutations})
-    process = _pytest(tree, tests, log, writes_bytecode=True)
+    process = _pytest(tree, tests, log, fault=False)
     process.join()
     return "" if process.exitcode == _PASSED else log.read_text()[-4000:]
 
@@ -168,9 +170,8 @@ def _start(tree: Path, mutation: Mutation) -> _Running:
     path, begin = tree / mutation.file, time.monotonic()
     original = path.read_text()
     path.write_text(mutation.apply(original))
-    # No compiled code of the fault is left: the file may have the size and second of the next one.
     log = tree.with_suffix(".log")
-    process = _pytest(tree, [mutation.test], log, writes_bytecode=False)
+    process = _pytest(tree, [mutation.test], log, fault=True)
     return _Running(mutation, tree, process, original, begin)
 
 

@@ -15,7 +15,7 @@ _FORWARD = (
     Mutation(
         "tail of the output not zeroed", _FORK, "_forward",
         "zero_tail=inputs.output is None", "zero_tail=False",
-        f"{_TESTS}/backends/cudnn/test_step.py::test_tails_of_the_ops_own_tensors_are_zero",
+        f"{_TESTS}/backends/cudnn/test_backend.py::test_tails_of_the_ops_own_tensors_are_zero",
     ),
     Mutation(
         "tail of the caller's output overwritten", _FORK, "_forward",

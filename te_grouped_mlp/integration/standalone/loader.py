@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 SWITCH = "NVTE_GROUPED_MLP_STANDALONE"
 TEX = "transformer_engine_torch"
@@ -89,7 +90,7 @@ def cuda_device_visible() -> bool:
             return False
     import torch
 
-    return torch.cuda.is_available()
+    return bool(torch.cuda.is_available())
 
 
 def should_start(has_device: bool | None = None) -> tuple[bool, str]:
@@ -173,7 +174,7 @@ class _StandInLoader(importlib.abc.Loader):
         triton_stand_in.fill(module)
 
 
-def _start(common: ModuleType) -> None:
+def _start(common: Any) -> None:
     """Take over `load_framework_extension` right after the body of TE's common package."""
     global _active
     _active = True
@@ -259,7 +260,8 @@ class StandaloneFinder(importlib.abc.MetaPathFinder):
                 spec = None if find is None else find(fullname, path, target)
                 if spec is not None and spec.loader is not None:
                     spec.loader = _WrappedLoader(spec.loader, after, environment)
-                    return spec
+                    wrapped: importlib.machinery.ModuleSpec = spec
+                    return wrapped
         finally:
             asking.discard(fullname)
         return None

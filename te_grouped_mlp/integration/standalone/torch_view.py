@@ -59,7 +59,7 @@ def _get_device_capability(device: Any = None) -> tuple[int, int]:
 
 
 def _is_current_stream_capturing() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
 def _current_stream(device: Any = None) -> Any:
@@ -83,7 +83,7 @@ def _autocast_device_type(device_type: str) -> str:
 
 
 def _is_autocast_enabled(device_type: str = "cuda") -> bool:
-    return torch.is_autocast_enabled(_autocast_device_type(device_type))
+    return bool(torch.is_autocast_enabled(_autocast_device_type(device_type)))
 
 
 def _get_autocast_dtype(device_type: str = "cuda") -> torch.dtype:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -37,11 +38,11 @@ def measure(shapes: Sequence[Shape], runs: int = RUNS) -> Iterator[tuple[str, An
             yield f"check {shape.label}", found
             if not found["green"]:
                 continue
-            result = {OURS: _time(lambda ours=ours, given=given: ours.run(given), runs)}
+            result = {OURS: _time(functools.partial(ours.run, given), runs)}
         unfused = step.Model.build(Activation.SWIGLU, rows, seed=_SEED, device="cpu")
         off = dataclasses.replace(environment.read_switches(), fused=False)
         with environment.override(switches=off):
-            result["te unfused"] = _time(lambda m=unfused, given=given: m.run(given), runs)
+            result["te unfused"] = _time(functools.partial(unfused.run, given), runs)
         for row in result.values():
             row["ratio"] = row["median"] / result[OURS]["median"]
         yield f"steps {shape.label}", result

@@ -53,6 +53,7 @@ def oracle(given: Inputs) -> dict[str, torch.Tensor]:
     """The layer in fp32 without tf32, expert by expert, with autograd; nothing is rounded."""
     found: dict[str, list[torch.Tensor]] = {name: [] for name in BOUNDS}
     start = 0
+    assert given.prob is not None
     for expert, size in enumerate(given.sizes):
         rows = slice(start, start + size)
         start += size
@@ -152,12 +153,15 @@ def kernels(shape: Shape, clock: Clock, limits: Report, runs: int) -> list[Repor
         limits: The result of `ceilings`.
         runs: Number of turns.
     """
-    given, buffers = inputs(shape), {}
+    given = inputs(shape)
+    buffers: dict[str, torch.Tensor] = {}
     rows: list[Report] = []
     keys = _launched(shape)
     for op in dict.fromkeys(key.op for _, key in keys):
         chosen = [(name, key) for name, key in keys if key.op is op]
-        works = {name: layer.part(given, key, buffers) for name, key in chosen}
+        works: dict[str, Callable[[], object]] = {
+            name: layer.part(given, key, buffers) for name, key in chosen
+        }
         works["cublas dense"] = dense(shape, op)
         for name, taken in clock.compare(works, runs, warm=2).items():
             row: Report = {"kernel": op.value, "variant": name, **taken.as_dict()}
@@ -215,8 +219,10 @@ def compile_all(shapes: Sequence[Shape]) -> None:
         for grad, accumulate in _GRADS:
             wanted += layer.step_keys(shape, grad, accumulate=accumulate)
     # The rewrite with unit probabilities has kernels without them.
-    plain = {Op.FC1_ACT: {"scale": None}, Op.DACT_DGRAD: {"scale": None, "dprob": False}}
-    wanted += [dataclasses.replace(key, **plain[key.op]) for key in wanted if key.op in plain]
+    scaled = (Op.FC1_ACT, Op.DACT_DGRAD)
+    wanted += [
+        dataclasses.replace(key, scale=None, dprob=False) for key in wanted if key.op in scaled
+    ]
     compile_ahead(wanted)
 
 

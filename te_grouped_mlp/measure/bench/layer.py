@@ -127,7 +127,9 @@ class UnitProbability:
 
     def step(self) -> dict[str, torch.Tensor]:
         """Forward and backward."""
-        layer, prob = self.layer, self.layer.given.prob[:, None]
+        layer = self.layer
+        assert layer.given.prob is not None
+        prob = layer.given.prob[:, None]
         unit = dataclasses.replace(layer, given=dataclasses.replace(layer.given, prob=None))
         kept, activated, pre = unit.forward()
         y = (kept.float() * prob).bfloat16()
@@ -186,7 +188,7 @@ def part(given: Inputs, key: KernelKey, buffers: dict[str, torch.Tensor]) -> Cal
     if key.op is Op.DACT_DGRAD:
         grad, partials = buffer("grad", rows, wide), None
         if key.dprob:
-            count = -(-shape.ffn // key.tile.n)
+            count = -(-shape.ffn // run.tile.n)
             partials = torch.empty(count, rows, device="cuda").t()
         return lambda: run(given.dy, given.w2, grad, pre, offsets, prob=prob, row_partials=partials)
     left, right = (given.dy, act) if key.op is Op.FC2_WGRAD else (pre, given.x)

@@ -7,6 +7,8 @@ Every step computes y, dx, dW1, dW2 (bf16, overwritten) and dprob.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
@@ -17,11 +19,14 @@ from te_grouped_mlp.measure.bench.shapes import Inputs
 
 def torch_step(given: Inputs, *, compiled: bool) -> Step:
     """`torch._grouped_mm` with autograd, eager or through torch.compile."""
+    assert given.prob is not None
     w1 = given.w1_halves.requires_grad_()
     w2 = given.w2.clone().requires_grad_()
     x, prob = given.x.clone().requires_grad_(), given.prob.clone().requires_grad_()
 
-    def layer(x, w1, w2, prob, ends):
+    def layer(
+        x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, prob: torch.Tensor, ends: torch.Tensor
+    ) -> Any:
         hidden = torch._grouped_mm(x, w1.transpose(-2, -1), offs=ends)
         gate, linear = hidden.chunk(2, dim=-1)
         activated = (F.silu(gate.float()) * linear.float() * prob[:, None]).to(x.dtype)
@@ -42,6 +47,7 @@ def quack_step(given: Inputs) -> Step:
     from quack.gemm_interface import gemm, gemm_dgated, gemm_gated
 
     w1, w2, prob = given.w1_pairs, given.w2, given.prob
+    assert prob is not None
     offsets = given.offsets.to(torch.int32)
 
     def step() -> dict[str, torch.Tensor]:

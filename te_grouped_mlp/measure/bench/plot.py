@@ -92,8 +92,9 @@ def draw(report: Report, path: Path) -> None:
         mine = [panel for panel in wanted if panel.kind == kind]
         rows += [mine[start : start + _COLUMNS] for start in range(0, len(mine), _COLUMNS)]
     columns = max(map(len, rows))
-    settings = {"svg.hashsalt": "te-grouped-mlp", "svg.fonttype": "none", "font.size": 8}
-    with matplotlib.rc_context(settings):
+    with matplotlib.rc_context(
+        {"svg.hashsalt": "te-grouped-mlp", "svg.fonttype": "none", "font.size": 8}
+    ):
         figure = Figure(figsize=(_WIDTH * columns, _HEIGHT * len(rows)), layout="constrained")
         axes = figure.subplots(len(rows), columns, squeeze=False)
         for row, places in zip(rows, axes, strict=True):

@@ -52,7 +52,7 @@ def uneven_splits(shape: Shape, seed: int = 0, tile: int = 1) -> list[int]:
     else:
         # Tiles are few, so what rounding down took goes to those who lost most.
         sizes[(shares - sizes).argsort(descending=True)[:missing]] += 1
-    return (sizes * tile).tolist()
+    return [int(size) * tile for size in sizes.tolist()]
 
 
 @dataclass

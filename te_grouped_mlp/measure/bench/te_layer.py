@@ -101,6 +101,7 @@ class Layer:
         self.sequential = ops.Sequential(
             self.fc1, ops.ScaledSwiGLU(glu_interleave_size=32), self.fc2
         )
+        assert given.prob is not None
         self.x = given.x.detach().requires_grad_()
         self.prob = given.prob.detach().requires_grad_()
 
@@ -117,7 +118,7 @@ class Layer:
         """Return dx, dprob, and every expert's gradient of FC1's, then of FC2's weight."""
         leaves = (self.x, self.prob, *self.fc1.parameters(), *self.fc2.parameters())
         with self._running():
-            return torch.autograd.grad(y, leaves, self.given.dy)
+            return tuple(torch.autograd.grad(y, leaves, self.given.dy))
 
     def step(self) -> Results:
         """Forward and backward; weight gradients are computed, but not joined or returned."""
@@ -154,14 +155,13 @@ class Layer:
 
 
 def _switches(mode: Mode) -> environment.Switches:
-    named = {} if mode.backend is None else {"backend": mode.backend}
-    return replace(
+    found = replace(
         environment.read_switches(),
         fused=mode.backend is not None,
         full_rows=False,
         reuse_weights=mode.keep_weights,
-        **named,
     )
+    return found if mode.backend is None else replace(found, backend=mode.backend)
 
 
 def _linear(values: torch.Tensor) -> Any:

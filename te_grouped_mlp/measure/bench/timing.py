@@ -128,7 +128,7 @@ class Clock:
     def memory(self) -> int:
         """Return the bytes that tensors hold now; synchronises."""
         torch.cuda.synchronize()
-        return torch.cuda.memory_allocated()
+        return int(torch.cuda.memory_allocated())
 
     def peak(self, work: Callable[[], Result]) -> tuple[Result, int]:
         """Run `work` once, and return its result and the most bytes that it held at a time."""

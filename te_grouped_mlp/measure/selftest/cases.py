@@ -13,6 +13,7 @@ from typing import Any
 from te_grouped_mlp.op import environment, selection
 from te_grouped_mlp.op.activations import Activation, ActivationSpec
 from te_grouped_mlp.op.formats import MXFP8, UNQUANTIZED, DType, Format
+from te_grouped_mlp.op.packages import Absent
 from te_grouped_mlp.op.plan import Reason, Reject
 from te_grouped_mlp.op.problem import (
     LinearSpec,
@@ -105,6 +106,7 @@ class Case:
 
 def layouts(device: str, fmt: Format, *, quick: bool) -> tuple[Layout, ...]:
     """Return the row layouts to test; the quick ones are those that have padding."""
+    several: tuple[int, ...]
     if not fmt.is_block_scaled:
         several, one, padding = (129, 0, 300, 33, 127), 300, 51
     elif device == "cuda":
@@ -136,14 +138,16 @@ def find(
     """
     asked = list(itertools.product([requested], devices, _RECIPES))
     sm = environment.current().sm
-    if requested == selection.AUTO and sm and sm[0] == _BLACKWELL and "cuda" in devices:
+    blackwell = not isinstance(sm, Absent) and sm[0] == _BLACKWELL
+    if requested == selection.AUTO and blackwell and "cuda" in devices:
         asked.append((_FALLBACK, "cuda", MXFP8))
     found: dict[Case, None] = {}
     refused: dict[tuple[str, Reject], None] = {}
     for name, device, fmt in asked:
         cases = list(_cases(name, device, fmt, kinds, quick=quick))
-        if all(case.declined for case in cases):
-            refused |= {(case.backend, case.declined): None for case in cases}
+        declined = [(each.backend, each.declined) for each in cases if each.declined is not None]
+        if len(declined) == len(cases):
+            refused |= dict.fromkeys(declined)
         else:
             found |= dict.fromkeys(cases)
     return list(found), list(refused)

@@ -115,7 +115,7 @@ def lines(env: Environment) -> list[str]:
         A line for each entry; one with the remedy where a Blackwell GPU has none; else nothing.
     """
     found = [_line(entry, versions(env)) for entry in here(env)]
-    if not found and env.sm and env.sm[0] == _BLACKWELL:
+    if not found and not isinstance(env.sm, Absent) and env.sm[0] == _BLACKWELL:
         return [f"selftest: has not run on this machine; run: {COMMAND}"]
     return found
 

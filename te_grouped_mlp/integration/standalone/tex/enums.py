@@ -9,13 +9,14 @@ value by value; `tests/integration/standalone/test_enums.py` asserts all of them
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 _MODULE = "transformer_engine_torch"
 
 
-def _enum(name: str, members: dict[str, int]) -> type[IntEnum]:
+def _enum(name: str, members: dict[str, int]) -> Any:
     """Make an enum that pickles as a name of tex, as the compiled one does."""
-    return IntEnum(name, members, module=_MODULE)  # type: ignore[return-value]
+    return IntEnum(name, members, module=_MODULE)
 
 
 DType = _enum(

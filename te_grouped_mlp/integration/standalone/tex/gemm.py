@@ -89,7 +89,8 @@ def product_shape(A: Any, transa: bool, B: Any, transb: bool) -> tuple[int, ...]
 def _operand_rule(question: Any) -> Any:
     def rule(a: Arguments) -> str | None:
         axes = operand_axes(a["transA"], a["transB"])
-        return question("A", a["A"], axes[0]) or question("B", a["B"], axes[1])
+        found: str | None = question("A", a["A"], axes[0]) or question("B", a["B"], axes[1])
+        return found
 
     return rule
 

@@ -32,7 +32,9 @@ def _swizzled_groups(a: Arguments) -> str | None:
     if quantizer.optimize_for_gemm if output is None else output._with_gemm_swizzled_scales:
         return f"swizzled scales of {groups} x {rows // groups} rows; allowed: multiples of 128"
     for axis in () if output is None else rules.directions(output):
-        if rules.scale_of(output, axis).numel() != mxfp8.grouped_scale_sizes(output, axis)[-1]:
+        scale = rules.scale_of(output, axis)
+        assert scale is not None, "of a direction that it has"
+        if scale.numel() != mxfp8.grouped_scale_sizes(output, axis)[-1]:
             return "output has scales padded for each group; allowed: the scales of one matrix"
     return splits.equal_groups_problem(groups, rows, columnwise=quantizer.columnwise_usage)
 

@@ -52,11 +52,11 @@ class Groups:
         return extents(self._plain[index])
 
 
-def plain_members(storage: Any) -> Sequence[torch.Tensor]:
+def plain_members(storage: Any) -> tuple[torch.Tensor, ...]:
     """Return views of the groups of unquantized grouped storage."""
     rows, columns = storage.logical_shape
     sizes = splits.split_sizes(int(storage.num_tensors), rows, storage.first_dims).tolist()
-    return torch.split(storage.rowwise_data.view(rows, columns)[: sum(sizes)], sizes)
+    return tuple(torch.split(storage.rowwise_data.view(rows, columns)[: sum(sizes)], sizes))
 
 
 # What is wrong with operands ----------------------------------------------------------------------
@@ -95,7 +95,8 @@ def _operands(question: Any) -> Rule:
 
     def rule(a: Arguments) -> str | None:
         axes = operand_axes(a["transa"], a["transb"])
-        return question("A", a["A"], axes[0]) or question("B", a["B"], axes[1])
+        found: str | None = question("A", a["A"], axes[0]) or question("B", a["B"], axes[1])
+        return found
 
     return rule
 

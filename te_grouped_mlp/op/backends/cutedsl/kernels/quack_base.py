@@ -97,15 +97,15 @@ class RowValue(ColVecLoad):
     """
 
     def smem_bytes(self, arg_tensor, cta_tile_shape_mnk, epi_tile, warp_shape_mnk=None):
-        """None."""
+        """Of shared memory the values take no bytes."""
         return EpiSmemBytes()
 
     def smem_struct_field(self, gemm, params):
-        """None."""
+        """So the kernel's shared storage has no field for them."""
         return
 
     def get_smem_tensor(self, gemm, params, storage_epi):
-        """None."""
+        """And `begin` gets no tensor there."""
         return
 
     def needs_async_fence(self):
