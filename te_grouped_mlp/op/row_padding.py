@@ -20,7 +20,7 @@ _BLACKWELL = 10
 
 
 def row_multiple(recipe: Any = None, *, backend: str | None = None) -> int:
-    """Return what every split size, and the buffer, must be a multiple of for the op to be fused.
+    """Return what every split size, and the buffer, must be a multiple of.
 
     Args:
         recipe: Transformer Engine's recipe; None for a step outside ``autocast``.

@@ -1,6 +1,6 @@
 # Copyright (c) 2026, the te-grouped-mlp authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The backends; one folder each, with the same file names."""
+"""The backends; one folder each, with a `capability` that plans and a `backend` that runs."""
 
 CLASSES = {
     "cudnn": "CudnnBackend",

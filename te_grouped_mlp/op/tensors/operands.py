@@ -105,7 +105,7 @@ class GroupedOperand:
     plain: torch.Tensor | None = None
 
     def without_row(self) -> GroupedOperand:
-        """Return the operand without its row copy, which only the forward reads."""
+        """Return the operand without its row copy, for passes that read its columns alone."""
         return GroupedOperand(
             self.format, self.shape, self.layout, self.splits, None, self.column, self.plain
         )
