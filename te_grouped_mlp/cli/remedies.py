@@ -32,7 +32,7 @@ REMEDIES: dict[Reason, str] = {
     "probabilities, or take back the request for determinism",
     Reason.INPUT_KIND: "hand in a plain tensor, or run the step under a block-scaled recipe",
     Reason.ALIGNMENT: "pad each expert's rows to a multiple of 128, and of 256 for the kernels of "
-    "the cuDNN frontend",
+    "the cuDNN frontend: te_grouped_mlp.row_multiple and row_padding",
     Reason.OPTION: "change the option that is named",
     Reason.SPLITS: "pad each expert's rows to the multiple that the cause names; "
     "NVTE_GROUPED_MLP_CHECK=1 raises before the step",

@@ -120,10 +120,24 @@ class GlobalMemory:
         Raises:
             KeyError: None does.
         """
+        at = self._place(address)
+        del self._starts[at], self._allocations[at]
+
+    def take_for_written(self, address: int) -> None:
+        """Take every byte of the allocation that starts at `address` for written.
+
+        What kernels wrote to it stays known: a tensor map that one wrote has to be acquired.
+
+        Raises:
+            KeyError: None does.
+        """
+        self._allocations[self._place(address)].written = None
+
+    def _place(self, address: int) -> int:
         at = bisect.bisect_left(self._starts, address)
         if at == len(self._starts) or self._starts[at] != address:
             raise KeyError(f"no allocation starts at {address:#x}")
-        del self._starts[at], self._allocations[at]
+        return at
 
     def allocations(self) -> list[Allocation]:
         """Return what is registered, by address."""

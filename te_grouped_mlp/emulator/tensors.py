@@ -187,9 +187,7 @@ class Allocations:
         self._known[key] = _Allocation(address, nbytes, weakref.ref(storage), version)
 
     def _take_for_written(self, known: _Allocation) -> None:
-        self._memory.forget(known.address)
-        name = f"{known.nbytes} bytes at {known.address:#x}"
-        self._memory.register(known.address, known.nbytes, name=name, written=True)
+        self._memory.take_for_written(known.address)
         known.version = None
 
     def _forget(self, key: int) -> None:

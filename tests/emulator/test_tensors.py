@@ -27,6 +27,10 @@ class Memory(GlobalMemory):
         super().register(address, nbytes, name=name, written=written)
         self.known[address] = (nbytes, written)
 
+    def take_for_written(self, address: int) -> None:
+        super().take_for_written(address)
+        self.known[address] = (self.known[address][0], True)
+
     def forget(self, address: int) -> None:
         super().forget(address)
         del self.known[address]

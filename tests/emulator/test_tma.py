@@ -220,6 +220,7 @@ def test_a_map_that_a_kernel_wrote_is_acquired() -> None:
     )
     one = "setp.eq.b32 %p1, %r0, 0; @!%p1 bra DONE;"
     execute(launch(f"{one} {words} DONE:", [built.ctypes.data], maps=maps), memory)
+    memory.take_for_written(built.ctypes.data)
     acquire = "fence.proxy.tensormap::generic.acquire.gpu [%d0], 128;"
     body = copy_box(*maps, 1024, (0, 0)).replace(
         "mov.b64 %d10, m0; cvta.param.u64 %d10, %d10;", "mov.b64 %d10, %d0; @"

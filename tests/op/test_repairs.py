@@ -246,7 +246,7 @@ def mutate_quantizers(patch: Patch) -> None:
         return quantizer
 
     patch.setattr(quantizers, "own", own)
-    patch.setattr(quantizers, "kept", lambda op, *which: op.get_quantizer(*which))
+    patch.setattr(quantizers, "copied", lambda op, *which: op.get_quantizer(*which))
 
 
 @repair("quantizers are not changed", mutate_quantizers)
@@ -386,7 +386,7 @@ def ask_the_op_in_the_backward(patch: Patch) -> None:
         live.append(op)
         return Live()
 
-    patch.setattr(quantizers, "kept", kept)
+    patch.setattr(quantizers, "copied", kept)
 
 
 @repair("a backward uses its forward's quantizers", ask_the_op_in_the_backward)

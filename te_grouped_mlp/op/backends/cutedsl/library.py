@@ -64,7 +64,8 @@ def load(path: Path, symbol: str) -> Callable[..., None]:
     if path.suffix == ".so":
         import tvm_ffi
 
-        return tvm_ffi.load_module(str(path))[symbol]
+        kernel: Callable[..., None] = tvm_ffi.load_module(str(path))[symbol]
+        return kernel
     with deprecations_ignored():
         import cutlass.cute as cute
 
