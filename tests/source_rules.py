@@ -436,7 +436,6 @@ TESTED_BY = {
     "op/tensors/requantize.py": "op/test_inputs_and_buffers.py",
     "op/tensors/tensor_dataclass.py": "test_source_rules.py",
     # Over the C++ extension, by what it reads and writes.
-    "op/tensors/capacity.py": "csrc/test_capacity.py",
     # Between the op and the frontend: by whole launches, over stand-ins or the real one.
     "op/backends/cudnn/checks.py": "op/backends/cudnn/test_guards.py",
     "op/backends/cudnn/launch.py": "op/backends/cudnn/test_guards.py",
