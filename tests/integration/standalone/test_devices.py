@@ -52,7 +52,7 @@ def test_a_cpu_imports_no_triton():
 def test_a_gpu_without_triton_is_told_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "te_grouped_mlp.op.kernels.block_scale", raising=False)
-    monkeypatch.delattr(te_grouped_mlp.op, "block_scale", raising=False)
+    monkeypatch.delattr(te_grouped_mlp.op.kernels, "block_scale", raising=False)
     with pytest.raises(ImportError, match="CUDA tensors need Triton"):
         on_gpu.block_scale.__wrapped__()
 
