@@ -184,6 +184,11 @@ def ftz(value: np.ndarray) -> np.ndarray:
     return np.where(bits & U32(0x7F800000), bits, bits & U32(0x80000000)).view(F32)
 
 
+def unit(value: np.ndarray) -> np.ndarray:
+    """Clamp to [0, 1]; NaN becomes 0."""
+    return np.where(value > 0, np.minimum(value, F32(1)), F32(0))
+
+
 def _odd_fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """Return a * b + c in float64, rounded to odd: a later rounding sees what side of a tie it is.
 

@@ -11,11 +11,10 @@ may be absent:
 * `x` to `z` addresses, `t` a tensor map with coordinates.
 
 The meaning is Python that `block` fills in: `{a}` is the operand in the opcode's last type,
-`{a:u}` its bits, `{a:b32}` another type. `kind = expression` stores: `u`, `s`, `f` and `p` say how
-the result is represented (with a width if it is not the type's), `v` that it is a vector; `do`
-stores nothing; `@name` is a method of `block.Block`. An address gives two arguments, base and
-offset; `M` are the active lanes, `W` the warp.
-"""
+`{a:u}` its bits, `{a:b32}` another type. `kind = expression` stores: `u`, `s`, `f`, `p` say how the
+result is represented (with a width if it is not the type's), `v` that it is a vector; `do` stores
+nothing; `@name` is a method of `block.Block`. An address is base and offset; `M` active lanes, `W`
+the warp."""
 
 from __future__ import annotations
 
@@ -64,11 +63,11 @@ _ARITHMETIC = (
     ("9.7.1.13", f"max.{_INT}", "dab", "T = np.maximum({a}, {b})"),
     ("9.7.1.14", "popc.b32", "da", "u32 = population({a})"),
     ("9.7.1.15", "clz.b32", "da", "u32 = leading_zeros({a})"),
-    ("9.7.3.3-5", "{add,sub,mul}.f32", "dab", "f = {a} {sign} {b}"),
-    ("9.7.3.3-5", "{add,sub,mul}.rn.f32", "dab", "f = {a} {sign} {b}"),
+    ("9.7.3.3-5", "{add,sub,mul}{,.rn}.f32", "dab", "f = {a} {sign} {b}"),
+    ("9.7.3.5", "mul.rn.sat.f32", "dab", "f = unit({a} * {b})"),
     ("9.7.3.3-5", "{add,sub,mul}.ftz.f32", "dab", "f = ftz(ftz({a}) {sign} ftz({b}))"),
-    ("9.7.3.3-5", "{add,sub,mul}.f32x2", "dab", "u64 = bits64(floats({a}) {sign} floats({b}))"),
-    ("9.7.3.3-5", "{add,sub,mul}.rn.f32x2", "dab", "u64 = bits64(floats({a}) {sign} floats({b}))"),
+    ("9.7.3.3-5", "{add,sub,mul}{,.rn}.f32x2", "dab",
+     "u64 = bits64(floats({a}) {sign} floats({b}))"),
     ("9.7.3.6", "fma.rn.f32", "dabc", "f = fma({a}, {b}, {c})"),
     ("9.7.3.6", "fma.rn.ftz.f32", "dabc", "f = ftz(fma(ftz({a}), ftz({b}), ftz({c})))"),
     ("9.7.3.6", "fma.rn.f32x2", "dabc", "u64 = bits64(fma(floats({a}), floats({b}), floats({c})))"),
@@ -185,6 +184,7 @@ _MEMORY = (
     ("9.7.13.5", "atom.global.add.f32", "dxa", "u32 = W.atomic({x}, {a}, '{atom}', M)"),
     ("9.7.13.6", "red.global.add{,.relaxed.gpu}.{f32,u32,s32}", "xa",
      "do W.atomic({x}, {a}, 'add', M)"),
+    ("9.7.13.6", "red.global.add.noftz.bf16x2", "xa", "do W.atomic({x}, {a:u}, 'bf16x2', M)"),
     ("9.7.9.15", "prefetch.tensormap", "x", "do None"),
     ("9.7.9.18", "createpolicy.fractional.L2::{evict_first,evict_last}.b64", "di?", "u64 = U64(0)"),
     ("9.7.9.25.3.1", "cp.async.{ca,cg}.shared.global", "xyia?",

@@ -13,7 +13,7 @@ from te_grouped_mlp.emulator.clocks import Clocks, fence
 from te_grouped_mlp.emulator.codegen import EXIT
 from te_grouped_mlp.emulator.cta import OFFSET_MASK, RANK_SHIFT, SHARED_BASE, Cta
 from te_grouped_mlp.emulator.faults import Misaligned, OutOfBounds
-from te_grouped_mlp.emulator.formats import U8, U32, U64
+from te_grouped_mlp.emulator.formats import U8, U32, U64, bf16x2
 from te_grouped_mlp.emulator.lanes import ALL, LANES, POISON, UNSIGNED, Value, first, spread
 from te_grouped_mlp.emulator.memory import Allocation, Event
 
@@ -229,7 +229,7 @@ class Warp:
         """Combine 4-byte elements with the lanes' values, one lane after the other."""
         found, at = self._global(base, offset, 4, mask, "atomic")
         at, value, old = spread(at), spread(value), np.zeros(32, U32)
-        combine = {"add": lambda x, y: x + y, "max": max, "min": min}[kind]
+        combine = {"add": np.add, "max": max, "min": min, "bf16x2": _add_bf16x2}[kind]
         view = found.bytes.view(value.dtype)
         index = _index(at[mask], 4, 1)
         self.memory.write(found, _elements(index, 4), self.event(True), self.clock, "atomic")
@@ -239,6 +239,10 @@ class Warp:
             view[element] = combine(view[element], value[lane])
         self.counts["written", "global"] += 4 * index.size
         return old
+
+
+def _add_bf16x2(a: np.uint32, b: np.uint32) -> np.ndarray:
+    return bf16x2(np.array([a]), np.array([b]), np.add)[0]
 
 
 def _index(at: Value, size: int, count: int) -> np.ndarray:

@@ -155,3 +155,8 @@ def test_minima_and_maxima_of_zeros_and_nans() -> None:
     assert expression("min.f32")(plus, minus)[0] == 0x80000000
     assert expression("max.f32")(nan, plus)[0] == 0
     assert expression("max.NaN.f32")(nan, plus)[0] == 0x7FFFFFFF
+
+
+def test_the_unit_interval_holds_no_nan() -> None:
+    values = np.array([-1.0, -0.0, 0.25, 1.0, 7.0, np.inf, -np.inf, np.nan], np.float32)
+    assert formats.unit(values).tolist() == [0.0, 0.0, 0.25, 1.0, 1.0, 1.0, 0.0, 0.0]

@@ -208,3 +208,7 @@ def test_atomics_take_every_lane() -> None:
     total = np.zeros(1, np.float32)
     run("atom.global.add.f32 %r1, [%d0], 0f3F000000;", total, grid=(6, 1, 1))
     assert total[0] == 32 * 6 / 2
+    pairs = np.array([0x3F80_0000], np.uint32)
+    # Each lane adds (1, 2), one bf16 above the other, to (0, 1).
+    run("mov.b32 %r2, 0x3F804000; red.global.add.noftz.bf16x2 [%d0], %r2;", pairs, grid=(1, 1, 1))
+    assert pairs[0] == 0x4204_4280  # 33 and 64
